@@ -74,7 +74,8 @@ enum {
     MM_STAGE_H_GLOBALS = 1 << 9,
     MM_STAGE_L2 = 1 << 10,
     MM_STAGE_SHARED = 1 << 11,
-    MM_STAGE_OUTPUT = 1 << 12
+    MM_STAGE_OUTPUT = 1 << 12,
+    MM_STAGE_LOGITS = 1 << 13
 };
 
 /* Backends that are compiled in, best first after reference; the array ends with NULL. */
