@@ -8,6 +8,9 @@
 #include "megamoe/megamoe.h"
 #include "numerics/swiglu.h"
 
+#define MM_EXPERTS_MAX 4096u          /* of a layer */
+#define MM_EXPERTS_PER_TOKEN_MAX 32u
+
 typedef enum mm_format {
     MM_NVFP4 = 1, /* E2M1 codes, an E4M3 scale per 16 along K, a global scale */
     MM_MXFP4,     /* E2M1 codes, an E8M0 scale per 32 along K */

@@ -342,6 +342,7 @@ typedef struct megamoe_stages {
     float *l2;             /* [T, K, H] results of L2, physical values, before the routing weight */
     float *shared;         /* [T, H] the shared expert */
     uint16_t *output;      /* [T, H] BF16 */
+    float *logits;         /* [T, E] of the router; with given logits the choice is exact on every backend */
 } megamoe_stages;
 
 /*
@@ -369,9 +370,9 @@ MEGAMOE_API void megamoe_layer_describe(const megamoe_layer *layer, megamoe_laye
 typedef struct megamoe_counters { /* since the layer was made */
     size_t struct_size;
     uint64_t tokens;
-    uint64_t unrouted_tokens;  /* NaN logits or a non-finite weight sum: no expert took the token */
+    uint64_t unrouted_tokens;  /* NaN logits, a non-finite weight sum, or a token id outside the hash table */
     uint64_t skipped_slots;    /* id -1 from the caller, or an expert that is not loaded on any rank */
-    uint64_t bad_slots;        /* ids below -1 or not below E, and bad token ids of hash layers */
+    uint64_t bad_slots;        /* ids below -1 or not below E */
     uint64_t saturated_blocks; /* nvfp4 blocks whose scale was clipped at 448 */
     uint64_t nonfinite_blocks; /* nvfp4 blocks with a NaN or an infinity */
 } megamoe_counters;

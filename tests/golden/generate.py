@@ -98,7 +98,7 @@ def f32_value(bits):
 
 
 def real(x):
-    """A Decimal or Fraction as the nearest double, written so that C reads it back exactly."""
+    """A Decimal as the nearest double, written so that C reads it back exactly."""
     return float(x).hex()
 
 
@@ -379,10 +379,13 @@ def signed_f32(x):
     return -f32(-x) if x < 0 else f32(x)
 
 
+def exponential(d):
+    """As Decimal, infinity beyond what a double holds (the exact value would need as many digits as z is large)."""
+    return Decimal(0) if d < -10**6 else Decimal("inf") if d > 10**6 else d.exp()
+
+
 def sigmoid(z):
-    if z < -10**6:
-        return Decimal(0)
-    return 1 / (1 + (-dec(z)).exp())
+    return 1 / (1 + exponential(-dec(z)))
 
 
 def swiglu_value(gate, up, alpha, beta, limit, relu2):
@@ -411,7 +414,7 @@ def swiglu():
 
 
 def scores():
-    """logit (f32 bits), then sqrtsoftplus and sigmoid."""
+    """logit (f32 bits), then sqrtsoftplus, sigmoid, and exp(logit - 3)."""
     chance = random.Random(9)
     logits = [0, 1, -1, Q(1, 10**8), Q(-1, 10**8), 7, -7, 17, -17, 20, -20, 50, -50, 80, -80, -87, 88, -88]
     logits += [89, -95, 100, -100, -103, -104, -120, 1000, -1000, Q(3 * 10**38), Q(-3 * 10**38)]
@@ -423,7 +426,7 @@ def scores():
         if d < -60:  # ln(1 + e) loses e's digits there; its series does not
             e = d.exp()
             softplus = e - e * e / 2
-        yield f"{f32_bits(z):x} {real(softplus.sqrt())} {real(sigmoid(z))}"
+        yield f"{f32_bits(z):x} {real(softplus.sqrt())} {real(sigmoid(z))} {real(exponential(d - 3))}"
 
 
 FILES = {"codes.txt": codes, "roundings.txt": roundings, "products.txt": products, "mxfp4.txt": mxfp4,
