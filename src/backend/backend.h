@@ -75,7 +75,10 @@ enum {
     MM_STAGE_L2 = 1 << 10,
     MM_STAGE_SHARED = 1 << 11,
     MM_STAGE_OUTPUT = 1 << 12,
-    MM_STAGE_LOGITS = 1 << 13
+    MM_STAGE_LOGITS = 1 << 13,
+    MM_STAGE_L1_MAGNITUDE = 1 << 14,
+    MM_STAGE_L2_MAGNITUDE = 1 << 15,
+    MM_STAGE_LOGITS_MAGNITUDE = 1 << 16
 };
 
 /* Backends that are compiled in, best first after reference; the array ends with NULL. */
