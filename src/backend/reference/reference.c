@@ -163,7 +163,7 @@ static float input_global(const mm_layer_weights *w, const double *x) {
     if (w->input_mode == MEGAMOE_GLOBAL_UNIT) return 1.0f;
     for (uint32_t k = 0; k < w->shape.hidden; k++)
         if (isfinite(x[k])) amax = fmaxf(amax, (float)fabs(x[k]));
-    return amax > 0.0f ? amax / 2688.0f : 1.0f;
+    return amax / 2688.0f > 0.0f ? amax / 2688.0f : 1.0f;
 }
 
 static void stage_inputs(const block *b) {
@@ -229,10 +229,10 @@ static float *at(float *array, size_t index) {
 
 static double activate(const mm_swiglu *f, double gate, double up) {
     double limit = (double)f->limit;
+    if (f->relu2) return up > 0.0 || isnan(up) ? up * up : 0.0;
     if (gate > limit) gate = limit;
     if (up > limit) up = limit;
     if (up < -limit) up = -limit;
-    if (f->relu2) return up > 0.0 || isnan(up) ? up * up : 0.0;
     return gate / (1.0 + exp(-(double)f->alpha * gate)) * (up + (double)f->beta);
 }
 
