@@ -5,7 +5,8 @@
 #include "backend/backend.h"
 #include "error.h"
 
-/* Best first: AUTO takes the first GPU path whose probe succeeds, else cpu. The reference is never chosen for anybody. */
+/* Best first: AUTO takes the first GPU path whose probe succeeds, else cpu. The reference is never chosen for
+ * anybody. */
 static const mm_backend *const backends[] = {
 #ifdef MEGAMOE_HAVE_CUDA
     &mm_backend_sm90,
@@ -39,14 +40,17 @@ static megamoe_status apply_environment(megamoe_backend *id) {
             *id = i;
             return MEGAMOE_OK;
         }
-    return mm_fail(MEGAMOE_INVALID_ARGUMENT,
-                   "MEGAMOE_BACKEND is '%s'; it can be auto, reference, cpu, cuda, cuda-portable, sm90 or sm100", wanted);
+    return mm_fail(
+        MEGAMOE_INVALID_ARGUMENT,
+        "MEGAMOE_BACKEND is '%s'; it can be auto, reference, cpu, cuda, cuda-portable, sm90 or sm100",
+        wanted);
 }
 
 /* The first backend of GPU memory that can run here. */
 static megamoe_status find_gpu(uint32_t ordinal, const mm_backend **backend) {
-    megamoe_status status = mm_fail(MEGAMOE_UNSUPPORTED_DEVICE, "this megamoe was built without CUDA: build it with "
-                                                                "nvcc 13 or later, or use --backend cpu");
+    megamoe_status status =
+        mm_fail(MEGAMOE_UNSUPPORTED_DEVICE, "this megamoe was built without CUDA: build it with "
+                                            "nvcc 13 or later, or use --backend cpu");
     for (size_t i = 0; i < backend_count; i++) {
         if (backends[i]->host_memory) continue;
         status = backends[i]->probe(ordinal);
