@@ -380,7 +380,7 @@ def signed_f32(x):
 
 
 def exponential(d):
-    """As Decimal, infinity beyond what a double holds (the exact value would need as many digits as z is large)."""
+    """Infinity far beyond what a double holds, where the exact one would need d digits."""
     return Decimal(0) if d < -10**6 else Decimal("inf") if d > 10**6 else d.exp()
 
 
