@@ -23,11 +23,14 @@ megamoe_status mm_fail_in(megamoe_status status, const char *format, ...) {
     used = vsnprintf(sentence, sizeof sentence, format, arguments);
     va_end(arguments);
     if (used >= 0 && (size_t)used < sizeof sentence)
-        snprintf(sentence + used, sizeof sentence - (size_t)used, ": %s", detail);
+        snprintf(sentence + used, sizeof sentence - (size_t)used, ": %.*s", (int)sizeof detail - used - 3,
+                 detail);
     return status;
 }
 
-const char *megamoe_error_message(void) { return sentence; }
+const char *megamoe_error_message(void) {
+    return sentence;
+}
 
 const char *megamoe_status_name(megamoe_status status) {
     switch (status) {

@@ -22,6 +22,7 @@ typedef struct mm_backend {
     const char *name; /* as --backend spells it */
     megamoe_backend id;
     bool host_memory; /* batches and weights are host memory, so megamoe.c can check routing before any work */
+    bool native_nvfp4; /* activations AUTO means nvfp4 if the checkpoint declares W4A4; elsewhere bf16 */
 
     /* Can it run here? The failure is a sentence that says what is missing and what to do. */
     megamoe_status (*probe)(uint32_t ordinal);
@@ -81,10 +82,14 @@ enum {
     MM_STAGE_LOGITS_MAGNITUDE = 1 << 16
 };
 
-/* Backends that are compiled in, best first after reference; the array ends with NULL. */
-extern const mm_backend *const mm_backends[];
+/* The backend for `id` (AUTO: MEGAMOE_BACKEND, else the best that this machine can run), after its own probe. */
+megamoe_status mm_backend_find(megamoe_backend id, uint32_t ordinal, const mm_backend **backend);
 
 extern const mm_backend mm_backend_reference;
 extern const mm_backend mm_backend_cpu;
+#ifdef MEGAMOE_HAVE_CUDA
+extern const mm_backend mm_backend_cuda_portable;
+extern const mm_backend mm_backend_sm90;
+#endif
 
 #endif

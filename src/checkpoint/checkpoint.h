@@ -13,8 +13,9 @@ typedef struct mm_layer_source {
     megamoe_shape shape;         /* from the tensors, completed and checked by config.json */
     uint32_t expert_first, expert_count; /* the range in `experts` */
     mm_expert *experts;          /* [expert_count] */
-    float *input_scales;         /* [E] each expert's input_global, of ALL experts in the files; NaN: missing or unusable */
-    float *intermediate_scales;  /* [E] likewise; both NULL when the format has none */
+    uint32_t present_first, present_count; /* the experts whose tensors are in the files */
+    float *input_scales;         /* [present_count] each one's input_global; NaN: missing or unusable */
+    float *intermediate_scales;  /* [present_count] likewise; both NULL when the format has none */
     mm_expert *shared;           /* or NULL */
     mm_router router;
     bool declares_nvfp4_activations; /* the checkpoint says W4A4 (input scales or config) */
