@@ -9,8 +9,8 @@
 #include "weights.h"
 
 /*
- * One layer's tensors, borrowed from the mapping; the arrays and the aligned copies are owned. BF16 and F32 data is
- * aligned for its type; FP4 and FP8 codes and one-byte scales begin anywhere.
+ * One layer's tensors, borrowed from the mapping; the arrays and the aligned copies are owned. BF16 and F32
+ * data is aligned for its type; FP4 and FP8 codes and one-byte scales begin anywhere.
  */
 typedef struct mm_layer_source {
     megamoe_shape shape;                   /* from the tensors, completed and checked by config.json */
