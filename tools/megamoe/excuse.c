@@ -9,8 +9,8 @@ typedef struct interval {
 } interval;
 
 /*
- * h of element `index` of [T, K, I], with its error: fp32 operations and expf cost at most 16 units, and rounding
- * alpha * G costs the exponential another |alpha G| units (docs/numerics.md, "Bounds").
+ * h of element `index` of [T, K, I], with its error: fp32 operations and expf cost at most 16 units, and
+ * rounding alpha * G costs the exponential another |alpha G| units (docs/numerics.md, "Bounds").
  */
 static interval activated(const cli_excuse_context *c, uint64_t index) {
     const megamoe_shape *shape = &c->facts->shape;
@@ -62,7 +62,8 @@ bool cli_excuse_h_scale(const void *context, uint64_t index) {
     return low <= c->stages->h_scales[index] && c->stages->h_scales[index] <= high;
 }
 
-/* One E2M1 code under the backend's own scale; a value that may be either sign of zero may have either sign. */
+/* One E2M1 code under the backend's own scale; a value that may be either sign of zero may have either sign.
+ */
 static bool code_excused(const cli_excuse_context *c, uint64_t index, unsigned code) {
     uint64_t pair = index / c->facts->shape.intermediate;
     double step = e4m3_value(c->stages->h_scales[index / BLOCK]) * (double)c->stages->h_globals[pair];
@@ -96,6 +97,8 @@ bool cli_excuse_output(const void *context, uint64_t index) {
         sum += (double)c->stages->shared[index];
         size += fabs((double)c->stages->shared[index]);
     }
-    double error = (k_count + 2) * 0x1p-24 * size + 0x1p-126, got = (double)bf16_value(c->stages->output[index]);
-    return (double)bf16_value(bf16_nearest(sum - error)) <= got && got <= (double)bf16_value(bf16_nearest(sum + error));
+    double error = (k_count + 2) * 0x1p-24 * size + 0x1p-126,
+           got = (double)bf16_value(c->stages->output[index]);
+    return (double)bf16_value(bf16_nearest(sum - error)) <= got &&
+           got <= (double)bf16_value(bf16_nearest(sum + error));
 }

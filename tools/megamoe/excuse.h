@@ -1,7 +1,8 @@
 /*
- * Where a stage ends in a rounding, a backend's fp32 value and the oracle's may fall on different sides of a boundary.
- * These functions repeat the stage in double from the backend's own input and say whether its result is one that a
- * value within the derived bound rounds to. They are asked only about elements that differ.
+ * Where a stage ends in a rounding, a backend's fp32 value and the oracle's may fall on different sides of a
+ * boundary. These functions repeat the stage in double from the backend's own input and say whether its
+ * result is one that a value within the derived bound rounds to. They are asked only about elements that
+ * differ.
  */
 #ifndef CLI_EXCUSE_H
 #define CLI_EXCUSE_H

@@ -20,9 +20,10 @@ typedef struct cli_inspection {
 } cli_inspection;
 
 const char *cli_score_name(megamoe_score score);
-char *cli_router_text(const megamoe_layer_info *info);  /* the caller frees */
+char *cli_router_text(const megamoe_layer_info *info); /* the caller frees */
 uint64_t cli_layer_bytes(const megamoe_layer_info *info);
-/* Bytes of the fullest of `ranks` ranks: its experts of every layer, and router and shared experts in full. */
+/* Bytes of the fullest of `ranks` ranks: its experts of every layer, and router and shared experts in full.
+ */
 uint64_t cli_rank_bytes(const cli_inspection *inspection, uint32_t ranks);
 int cli_inspect_html(const cli_inspection *inspection, const char *path);
 
