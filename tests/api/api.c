@@ -84,6 +84,29 @@ api_layer api_layer_random(megamoe_shape shape, uint32_t seed) {
     return l;
 }
 
+api_layer api_layer_integers(megamoe_shape shape, uint32_t seed) {
+    static const uint8_t nibbles[5] = {0x0, 0x2, 0x4, 0xA, 0xC}; /* 0, 1, 2, -1, -2 */
+    api_layer l = layer_arrays(shape);
+    size_t values = (size_t)shape.expert_count * shape.hidden * shape.intermediate;
+    for (unsigned p = 0; p < 3; p++) {
+        for (size_t i = 0; i < values / 2; i++)
+            l.codes[p][i] = (uint8_t)(nibbles[api_random(&seed) % 5] | nibbles[api_random(&seed) % 5] << 4);
+        for (size_t i = 0; i < values / 16; i++) l.scales[p][i] = api_random(&seed) % 2 ? 0x38 : 0x40;
+        for (uint32_t e = 0; e < shape.expert_count; e++) l.globals[p][e] = l.inputs[p][e] = 1.0f;
+    }
+    return l;
+}
+
+uint16_t *api_hidden_integers(uint32_t tokens, uint32_t hidden) {
+    uint16_t *x = api_alloc((size_t)tokens * hidden * sizeof *x);
+    memset(x, 0, (size_t)tokens * hidden * sizeof *x);
+    for (uint32_t t = 0; t < tokens; t++)
+        for (uint32_t j = 0; j < 4; j++)
+            x[(size_t)t * hidden + (t * 5 + j * (hidden / 4) + j) % hidden] =
+                api_to_bf16((t + j) % 3 == 0 ? -1.0f : 1.0f);
+    return x;
+}
+
 api_layer api_layer_fx(void) {
     api_layer l = layer_arrays(api_shape(64, 64, 2, 1));
     memset(l.codes[0], 0x22, 2 * 64 * 32);

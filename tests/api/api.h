@@ -55,6 +55,13 @@ api_layer api_layer_random(megamoe_shape shape, uint32_t seed);
  * identity. */
 api_layer api_layer_fx(void);
 
+/*
+ * Integers for which every order of summation gives the same fp32 result: W in {0, 1, 2, 4} and negatives, x
+ * with four values of 1 or -1, so that |up| <= 16 and its square is exact in BF16.
+ */
+api_layer api_layer_integers(megamoe_shape shape, uint32_t seed);
+uint16_t *api_hidden_integers(uint32_t tokens, uint32_t hidden);
+
 megamoe_device *api_device(uint32_t max_tokens);
 megamoe_layer *api_create(megamoe_device *device, const api_layer *layer,
                           const megamoe_layer_options *options);
