@@ -201,7 +201,7 @@ static megamoe_status transposed_refuse(mm_reading *reading, const mm_tensor *te
  * transposed. */
 static megamoe_status fp4_scales_read(mm_reading *reading, const mm_tensor *tensor, const mm_slice *slice,
                                       const view *codes, uint32_t group, mm_matrix *matrix) {
-    view scales;
+    view scales = {0};
     const mm_tensor *stack = codes->tensor;
     if (slice->stacked && tensor->rank == 3 && stack->rank == 3 && tensor->extent[2] == stack->extent[2] &&
         tensor->extent[1] * group == stack->extent[1] * 2)

@@ -372,7 +372,7 @@ static int report(const plan *p, const cli_options *options, uint64_t total, dou
 
 static int run(const cli_options *options) {
     plan p = {.seed = options->seed};
-    uint64_t shard_bytes, total = 0;
+    uint64_t shard_bytes = 0, total = 0;
     double started = cli_seconds();
     if (!options->shape) return cli_fail("synth needs --shape; 'megamoe synth --help' shows the names.");
     if (cli_shape_parse(options->shape, &p.shape) != CLI_GOOD || choose_format(options, &p) != CLI_GOOD ||
