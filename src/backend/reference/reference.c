@@ -237,12 +237,11 @@ static void multiply(const block *b, const product *p, const uint32_t *pairs, ui
             uint32_t r = pairs[i] / p->pairs_per_row;
             const double *values = p->rows + (size_t)r * m->columns;
             float scale = (p->globals ? p->globals[r] : 1.0f) * m->global;
-            dot_result product = dot(weight, values, m->columns);
+            dot_result d = dot(weight, values, m->columns);
             size_t out_row;
-            p->out[pairs[i] * p->out_pitch + n] = product.sum * (double)scale + bias;
+            p->out[pairs[i] * p->out_pitch + n] = d.sum * (double)scale + bias;
             if (p->magnitudes && stage_row(b, pairs[i], &out_row))
-                p->magnitudes[out_row * p->out_pitch + n] =
-                    (float)(product.magnitude * (double)scale + fabs(bias));
+                p->magnitudes[out_row * p->out_pitch + n] = (float)(d.magnitude * (double)scale + fabs(bias));
         }
     }
 }
