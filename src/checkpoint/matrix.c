@@ -201,7 +201,7 @@ static megamoe_status transposed_refuse(mm_reading *reading, const mm_tensor *te
  * transposed. */
 static megamoe_status fp4_scales_read(mm_reading *reading, const mm_tensor *tensor, const mm_slice *slice,
                                       const view *codes, uint32_t group, mm_matrix *matrix) {
-    view scales;
+    view scales = {0};
     const mm_tensor *stack = codes->tensor;
     if (slice->stacked && tensor->rank == 3 && stack->rank == 3 && tensor->extent[2] == stack->extent[2] &&
         tensor->extent[1] * group == stack->extent[1] * 2)
@@ -312,7 +312,7 @@ static uint32_t declared_block(const mm_config *config, size_t side) {
  * partial. */
 static megamoe_status fp8_read(mm_reading *reading, const mm_slice *slice, const view *codes,
                                const mm_tensor *scale, mm_matrix *matrix) {
-    view grid;
+    view grid = {0};
     uint64_t count, offset_rows = 0;
     uint32_t experts = slice->stacked ? slice->experts : 1;
     if (!scale)
@@ -384,7 +384,7 @@ static megamoe_status codes_read(mm_reading *reading, const mm_parts *parts, con
                                           MM_PART_BLOCKS_SCALE};
     const mm_tensor *scale;
     megamoe_dtype dtype = mm_tensor_dtype(tensor);
-    view codes;
+    view codes = {0};
     bool packed = dtype == MEGAMOE_U8 || dtype == MEGAMOE_I8;
     MM_TRY(part_choose(reading, parts, scale_parts, 4, &scale));
     MM_TRY(view_make(reading, tensor, slice, &codes));
