@@ -12,7 +12,8 @@ library=$(dirname "$(find "$work/prefix" -name 'libmegamoe.so' | head -1)")
 mkdir "$work/project"
 cp "$source/consumer.c" "$work/project/"
 cp "$source/consumer.cmake" "$work/project/CMakeLists.txt"
-cmake -S "$work/project" -B "$work/by-cmake" -DCMAKE_C_COMPILER="$cc" -DCMAKE_PREFIX_PATH="$work/prefix" >/dev/null
+cmake -S "$work/project" -B "$work/by-cmake" -DCMAKE_C_COMPILER="$cc" -DCMAKE_PREFIX_PATH="$work/prefix" \
+    >/dev/null
 cmake --build "$work/by-cmake" >/dev/null
 "$work/by-cmake/consumer"
 
@@ -23,5 +24,8 @@ flags=$(pkg-config --define-variable=prefix="$work/prefix" --cflags --libs megam
 LD_LIBRARY_PATH=$library "$work/by-pkg-config"
 
 installed=$(cd "$work/prefix" && find include -type f)
-[ "$installed" = include/megamoe/megamoe.h ] || { echo "more than the one header is installed: $installed" >&2; exit 1; }
+if [ "$installed" != include/megamoe/megamoe.h ]; then
+    echo "more than the one header is installed: $installed" >&2
+    exit 1
+fi
 if [ -x "$work/prefix/bin/megamoe" ]; then "$work/prefix/bin/megamoe" --version; fi
