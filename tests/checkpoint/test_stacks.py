@@ -449,6 +449,31 @@ class Declarations(Case):
         lists["quantized_layers"] = {"model.layers.10.mlp.experts": {"quant_algo": "NVFP4"}}
         self.assertEqual([layer for layer, _ in self.contradictions(lists)], [1, 10])
 
+    def test_what_nvidia_publishes_for_v4(self):
+        """Both files say MIXED_PRECISION and list the modules; config.json also keeps the native fp8 around it."""
+        weights, config = make.v4_modelopt()
+        make.experts(weights, "mtp.0.ffn", 7, make.mxfp4, make.W_NAMES)
+        for name in [n for n in weights if n.startswith("mtp") and "w2.weight" in n]:
+            self.assertEqual(weights[name].shape, (H, 32))
+        config["moe_intermediate_size"] = None  # the draft block is wider in this fixture
+        listed = {f"layers.{n}.ffn.experts": {"quant_algo": "NVFP4", "group_size": 16} for n in (0, 1)}
+        ignore = ["*.attn.*", "*.ffn.shared_experts.*", "head", "mtp.*"]
+        config["quantization_config"] = {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "scale_fmt": "ue8m0",
+            "weight_block_size": [128, 128],
+            "moe_quant_algo": "NVFP4",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": listed,
+            "ignore": ignore,
+        }
+        beside = {"quant_algo": "MIXED_PRECISION", "quantized_layers": listed, "exclude_modules": ignore}
+        make.write(self.path, weights, config, hf_quant_config={"quantization": beside})
+        found = dump("--strict", self.path)
+        self.assertNotIn("error", found)
+        self.assertEqual({a["kind"] for a in found["anomalies"]}, {"global-scales-differ"})
+
     def test_hf_quant_config_wins(self):
         stale = {"quant_method": "fp8"}
         own = {"quant_algo": "NVFP4", "exclude_modules": ["model.layers.10*"]}
