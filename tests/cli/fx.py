@@ -1,7 +1,7 @@
 """
 Checkpoints for the tests of the command, written without the library: safetensors by hand, numbers from their
 definition. `FX` is the fixture of the public bug reports: one MoE layer with E = 2, H = I = 64 and top-1, whose answers
-are known by hand. `layer` and `save` make any other.
+are known by hand; its fields can be changed before it is written.
 
     fx.py modelopt|compressed-tensors DIRECTORY
 """

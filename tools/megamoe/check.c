@@ -312,12 +312,12 @@ const cli_command cli_check = {
     .words = "CKPT",
     .summary = "show that every stage of a layer is what the definition says",
     .details =
-        "Runs the layer on a backend and compares each stage with the definition (docs/numerics.md), giving the\n"
-        "definition the backend's own output of the stage before. `exact` stages must be equal; `close` ones lie within a\n"
-        "derived bound; `near` counts values whose rounding may go either way. The tokens are Gaussian with outliers\n"
+        "Runs the layer on a backend and compares each stage with the definition (docs/numerics.md), giving the "
+        "definition the backend's own output of the stage before. `exact` stages must be equal; `close` ones lie within a "
+        "derived bound; `near` counts values whose rounding may go either way. The tokens are Gaussian with outliers "
         "unless --input gives others. Exit status 1: a stage differs; the first one is named.",
     .examples = "  megamoe check model/\n  megamoe check model/ --layer 3 --activations nvfp4 --tokens 64\n"
-                "  megamoe check model/ --layer 3 --input x.safetensors --against stages.safetensors\n",
+                "  megamoe check model/ --layer 3 --input x.safetensors --against y.safetensors\n",
     .options =
         "layer tokens input against seed backend activations input-global intermediate-global routing-weight "
         "shared-unclamped experts ranks threads batch-invariant strict repair-nan-scales no-scan",

@@ -286,7 +286,7 @@ const cli_command cli_inspect = {
     .words = "CKPT",
     .summary = "what is in a checkpoint: layers, formats, router, sizes, and anomalies",
     .details =
-        "Reads headers and scalars only, so that it is fast on any size; --scan reads every scale byte too.\n"
+        "Reads headers and scalars only, so that it is fast on any size; --scan reads every scale byte too. "
         "Formats are those of the tensors, whatever config.json says.",
     .examples = "  megamoe inspect model/\n  megamoe inspect model/ --layer 3 --scan --html report.html\n",
     .options = "layer html scan strict repair-nan-scales",
