@@ -148,6 +148,17 @@ static mm_format format_of(const char *text) {
     return 0;
 }
 
+/* What quantized_layers says of routed experts: V4's "MIXED_PRECISION" says it nowhere else in
+ * hf_quant_config.json. */
+static const char *listed_algorithm(const json_t *section) {
+    const char *name;
+    json_t *entry;
+    json_object_foreach(json_object_get(section, "quantized_layers"), name, entry) {
+        if (strstr(name, ".experts")) return json_string_value(json_object_get(entry, "quant_algo"));
+    }
+    return NULL;
+}
+
 /* The format of the routed experts that one section declares: the most specific key first. */
 static mm_format section_format(const json_t *section, const mm_config *config) {
     static const char *const keys[] = {"moe_quant_algo", "quant_algo", "format", "quant_method"};
@@ -156,6 +167,7 @@ static mm_format section_format(const json_t *section, const mm_config *config) 
     if (!dtype) dtype = json_string_value(json_object_get(config->text, "expert_dtype"));
     for (size_t i = 0; i < 3 && !format; i++)
         format = format_of(json_string_value(json_object_get(section, keys[i])));
+    if (!format) format = format_of(listed_algorithm(section));
     if (format) return format;
     /* DeepSeek-V4 says fp8 of everything and means FP4 experts unless expert_dtype says otherwise */
     if (dtype) return strcmp(dtype, "fp4") == 0 ? MM_MXFP4 : strcmp(dtype, "fp8") == 0 ? MM_FP8 : 0;
@@ -177,7 +189,8 @@ static bool section_nvfp4_activations(const json_t *section) {
         const char *algorithm = json_string_value(json_object_get(section, keys[i]));
         if (algorithm && strcmp(algorithm, "NVFP4") == 0) return true;
     }
-    return false;
+    const char *listed = listed_algorithm(section);
+    return listed && strcmp(listed, "NVFP4") == 0;
 }
 
 megamoe_status mm_quantization_read(const char *directory, const mm_config *config, mm_anomalies *anomalies,

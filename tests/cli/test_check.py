@@ -60,7 +60,7 @@ class Passes(Case):
         self.command("synth", "--shape", "tiny", "t")
         for arguments in (["check", "t"], ["check", "t", "--layer", "3", "--activations", "nvfp4"]):
             for line in self.command(*arguments).split("\n"):
-                self.assertLessEqual(len(line), 84, line)
+                self.assertLessEqual(len(line), 80, line)
 
 
 class ScaledGlobals(Case):

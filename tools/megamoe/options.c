@@ -274,32 +274,14 @@ unsigned cli_parse_list(const char *text, const char *option, uint32_t *numbers,
     return 0;
 }
 
-enum { HELP_COLUMNS = 79, OPTION_COLUMNS = 31 };
-
-/* Words from `column` on, wrapped to HELP_COLUMNS; further lines begin at `indent`. */
-static void print_wrapped(const char *text, unsigned column, unsigned indent) {
-    bool fresh = true;
-    while (*text) {
-        unsigned word = (unsigned)strcspn(text, " ");
-        if (!fresh && column + 1 + word > HELP_COLUMNS) {
-            printf("\n%*s", (int)indent, "");
-            column = indent;
-            fresh = true;
-        }
-        printf("%s%.*s", fresh ? "" : " ", (int)word, text);
-        column += word + !fresh;
-        fresh = false;
-        text += word + (text[word] == ' ');
-    }
-    putchar('\n');
-}
+enum { OPTION_COLUMNS = 31 };
 
 static void print_option(const option_spec *spec) {
     char left[48];
     snprintf(left, sizeof left, "--%s%s%s", spec->name, spec->argument ? " " : "",
              spec->argument ? spec->argument : "");
     printf("  %-*s", OPTION_COLUMNS - 2, left);
-    print_wrapped(spec->help, OPTION_COLUMNS, OPTION_COLUMNS);
+    cli_print_wrapped(spec->help, OPTION_COLUMNS);
 }
 
 void cli_print_help(const cli_command *command) {
@@ -307,7 +289,7 @@ void cli_print_help(const cli_command *command) {
            command->words,
            command->summary[0] - ('a' <= command->summary[0] && command->summary[0] <= 'z' ? 'a' - 'A' : 0),
            command->summary + 1);
-    print_wrapped(command->details, 0, 0);
+    cli_print_wrapped(command->details, 0);
     printf("\nExample:\n%s\nOptions:\n", command->examples);
     for (unsigned i = 0; i < SPEC_COUNT; i++)
         if (takes(command, specs[i].name)) print_option(&specs[i]);
