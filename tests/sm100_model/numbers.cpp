@@ -24,6 +24,7 @@ uint32_t e2m1_encode(float value) {
     if (isnan(value)) return 7;
     const uint32_t sign = signbit(value) ? 8 : 0;
     const double x = fabs(static_cast<double>(value));
+    if (x >= 6) return sign | 7;
     uint32_t best = 0;
     for (uint32_t code = 1; code < 8; code++) {
         const double closer = fabs(x - static_cast<double>(e2m1_decode(best))) - fabs(x - static_cast<double>(e2m1_decode(code)));
