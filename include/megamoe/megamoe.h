@@ -343,6 +343,10 @@ typedef struct megamoe_stages {
     float *shared;         /* [T, H] the shared expert */
     uint16_t *output;      /* [T, H] BF16 */
     float *logits;         /* [T, E] of the router; with given logits the choice is exact on every backend */
+    /* Reference only: sum over k of |a_k W_nk|, physical, in units of which docs/numerics.md bounds rounding errors. */
+    float *l1_magnitude;     /* [T, K, 2, I] */
+    float *l2_magnitude;     /* [T, K, H] */
+    float *logits_magnitude; /* [T, E] */
 } megamoe_stages;
 
 /*
@@ -375,6 +379,7 @@ typedef struct megamoe_counters { /* since the layer was made */
     uint64_t bad_slots;        /* ids below -1 or not below E */
     uint64_t saturated_blocks; /* nvfp4 blocks whose scale was clipped at 448 */
     uint64_t nonfinite_blocks; /* nvfp4 blocks with a NaN or an infinity */
+    double expert_seconds;     /* spent in L1, activation and L2 of routed experts; 0: this backend does not know */
 } megamoe_counters;
 /* Waits for the device. tokens_per_expert: [E] or NULL. */
 MEGAMOE_API megamoe_status megamoe_layer_counters(megamoe_layer *layer, megamoe_counters *counters,

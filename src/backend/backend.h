@@ -76,7 +76,10 @@ enum {
     MM_STAGE_L2 = 1 << 10,
     MM_STAGE_SHARED = 1 << 11,
     MM_STAGE_OUTPUT = 1 << 12,
-    MM_STAGE_LOGITS = 1 << 13
+    MM_STAGE_LOGITS = 1 << 13,
+    MM_STAGE_L1_MAGNITUDE = 1 << 14,
+    MM_STAGE_L2_MAGNITUDE = 1 << 15,
+    MM_STAGE_LOGITS_MAGNITUDE = 1 << 16
 };
 
 /* The backend for `id` (AUTO: MEGAMOE_BACKEND, else the best that this machine can run), after its own probe. */

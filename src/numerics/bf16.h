@@ -4,7 +4,9 @@
 
 #include "numerics/host_device.h"
 
-MM_HD float mm_bf16_to_f32(uint16_t bits) { return mm_f32_from_bits((uint32_t)bits << 16); }
+MM_HD float mm_bf16_to_f32(uint16_t bits) {
+    return mm_f32_from_bits((uint32_t)bits << 16);
+}
 
 /* NaN stays NaN (quiet, sign kept); values beyond the largest BF16 round to infinity as IEEE says. */
 MM_HD uint16_t mm_bf16_from_f32(float value) {
@@ -14,6 +16,8 @@ MM_HD uint16_t mm_bf16_from_f32(float value) {
 }
 
 /* The BF16 nearest to value, as a float. */
-MM_HD float mm_bf16_round(float value) { return mm_bf16_to_f32(mm_bf16_from_f32(value)); }
+MM_HD float mm_bf16_round(float value) {
+    return mm_bf16_to_f32(mm_bf16_from_f32(value));
+}
 
 #endif

@@ -1,4 +1,5 @@
-/* E2M1: sign, two exponent bits, one mantissa bit. Magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6; no infinity, no NaN. */
+/* E2M1: sign, two exponent bits, one mantissa bit. Magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6; no infinity, no
+ * NaN. */
 #ifndef MM_NUMERICS_E2M1_H
 #define MM_NUMERICS_E2M1_H
 
@@ -8,13 +9,15 @@
 MM_HD float mm_e2m1_to_f32(unsigned code) {
     unsigned exponent = code >> 1 & 3u, mantissa = code & 1u;
     /* exponent 0 is subnormal: 0 or 0.5; otherwise (2 + mantissa) * 2^(exponent - 2) */
-    float magnitude = exponent == 0 ? 0.5f * (float)mantissa : (float)((2u + mantissa) << (exponent - 1)) * 0.5f;
+    float magnitude =
+        exponent == 0 ? 0.5f * (float)mantissa : (float)((2u + mantissa) << (exponent - 1)) * 0.5f;
     return code & 8u ? -magnitude : magnitude;
 }
 
 /*
- * Nearest, ties to even, saturating at 6. The seven comparisons are the midpoints between neighbors; a tie goes to
- * the even code, hence the mix of > and >=. NaN gives code 0 (callers mark such a block by its scale).
+ * Nearest, ties to even, saturating at 6. The seven comparisons are the midpoints between neighbors; a tie
+ * goes to the even code, hence the mix of > and >=. NaN gives code 0 (callers mark such a block by its
+ * scale).
  */
 MM_HD unsigned mm_e2m1_from_f32(float value) {
     float a = fabsf(value);

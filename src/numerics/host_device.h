@@ -7,9 +7,9 @@
 #include <string.h>
 
 #ifdef __CUDACC__
-#define MM_HD static __host__ __device__ __forceinline__
+#    define MM_HD static __host__ __device__ __forceinline__
 #else
-#define MM_HD static inline
+#    define MM_HD static inline
 #endif
 
 MM_HD uint32_t mm_f32_bits(float value) {

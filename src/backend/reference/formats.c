@@ -101,7 +101,7 @@ mm_reference_block mm_reference_quantize(const mm_reference_tables *t, const flo
     }
     target = amax / 6.0f;
     target = target / g;
-    block.saturated = target > 448.0f;
+    block.saturated = target > 448.0f * (1.0f + 0x1p-21f); /* by more than the roundings of target */
     target = fminf(fmaxf(target, 0x1p-9f), 448.0f);
     block.scale = (uint8_t)nearest(t->e4m3, 127, target);
     step = (float)t->e4m3[block.scale] * g;

@@ -13,13 +13,10 @@
 #include "backend/backend.h"
 #include "backend/reference/choice.h"
 #include "backend/reference/formats.h"
+#include "backend/reference/single.h"
 #include "error.h"
 
 #define BLOCK_TOKENS 64u
-
-struct mm_backend_state {
-    mm_reference_tables tables;
-};
 
 struct mm_backend_layer {
     const mm_reference_tables *tables;
@@ -55,6 +52,20 @@ static bool quantizes(const mm_layer_weights *w, const mm_matrix *m) {
 
 /* ---- route ---- */
 
+static double dot(const double *a, const double *b, uint32_t n) {
+    double sums[16] = {0}, sum = 0.0; /* side by side, so that a compiler may vectorize */
+    for (uint32_t k = 0; k < n; k += 16)
+        for (uint32_t i = 0; i < 16; i++) sums[i] += a[k + i] * b[k + i];
+    for (uint32_t i = 0; i < 16; i++) sum += sums[i];
+    return sum;
+}
+
+static double absolute_dot(const double *a, const double *b, uint32_t n) {
+    double sum = 0.0;
+    for (uint32_t k = 0; k < n; k++) sum += fabs(a[k] * b[k]);
+    return sum;
+}
+
 static double read_router(const mm_router *router, uint64_t index) {
     if (router->weight_dtype == MEGAMOE_F32) {
         float value;
@@ -73,10 +84,12 @@ static void compute_logits(const block *b) {
         for (uint32_t k = 0; k < shape->hidden; k++)
             weight[k] = read_router(&b->layer->weights->router, (uint64_t)e * shape->hidden + k);
         for (uint32_t t = 0; t < b->count; t++) {
-            double sum = 0.0;
-            for (uint32_t k = 0; k < shape->hidden; k++)
-                sum += weight[k] * b->layer->x[(size_t)t * shape->hidden + k];
-            b->layer->logits[(size_t)t * shape->expert_count + e] = (float)sum;
+            const double *x = b->layer->x + (size_t)t * shape->hidden;
+            size_t at = (size_t)t * shape->expert_count + e,
+                   out = (size_t)b->first * shape->expert_count + at;
+            b->layer->logits[at] = (float)dot(weight, x, shape->hidden);
+            if (b->stages->logits_magnitude)
+                b->stages->logits_magnitude[out] = (float)absolute_dot(weight, x, shape->hidden);
         }
     }
 }
@@ -163,7 +176,7 @@ static float input_global(const mm_layer_weights *w, const double *x) {
     if (w->input_mode == MEGAMOE_GLOBAL_UNIT) return 1.0f;
     for (uint32_t k = 0; k < w->shape.hidden; k++)
         if (isfinite(x[k])) amax = fmaxf(amax, (float)fabs(x[k]));
-    return amax > 0.0f ? amax / 2688.0f : 1.0f;
+    return amax / 2688.0f > 0.0f ? amax / 2688.0f : 1.0f;
 }
 
 static void stage_inputs(const block *b) {
@@ -196,7 +209,16 @@ typedef struct product {
     uint32_t pairs_per_row;
     double *out;
     size_t out_pitch;
+    float *magnitudes; /* [T, K] rows of out_pitch: sum of |row * W * scale| + |bias|, routed pairs only; or
+                          NULL */
 } product;
+
+/* Where a routed pair's row stands in the stages of the whole batch; false for the shared expert's pairs. */
+static bool stage_row(const block *b, uint32_t pair, size_t *out_row) {
+    uint32_t slots = b->layer->weights->shape.experts_per_token + 1;
+    *out_row = (size_t)(b->first + pair / slots) * (slots - 1) + pair % slots;
+    return pair % slots != slots - 1;
+}
 
 static void multiply(const block *b, const product *p, const uint32_t *pairs, uint32_t count) {
     const mm_matrix *m = p->matrix;
@@ -208,11 +230,17 @@ static void multiply(const block *b, const product *p, const uint32_t *pairs, ui
             uint32_t r = pairs[i] / p->pairs_per_row;
             const double *values = p->rows + (size_t)r * m->columns;
             float scale = (p->globals ? p->globals[r] : 1.0f) * m->global;
-            double sum = 0.0;
-            for (uint32_t k = 0; k < m->columns; k++) sum += weight[k] * values[k];
-            p->out[pairs[i] * p->out_pitch + n] = sum * (double)scale + bias;
+            size_t out_row;
+            p->out[pairs[i] * p->out_pitch + n] = dot(weight, values, m->columns) * (double)scale + bias;
+            if (p->magnitudes && stage_row(b, pairs[i], &out_row))
+                p->magnitudes[out_row * p->out_pitch + n] =
+                    (float)(absolute_dot(weight, values, m->columns) * (double)scale + fabs(bias));
         }
     }
+}
+
+static float *from(float *array, size_t index) {
+    return array ? array + index : NULL;
 }
 
 /* Copies `count` doubles out as fp32, and replaces them by what was given. */
@@ -223,25 +251,21 @@ static void exchange(double *values, size_t count, float *out, const float *give
     }
 }
 
-static float *at(float *array, size_t index) {
-    return array ? array + index : NULL;
-}
-
 static double activate(const mm_swiglu *f, double gate, double up) {
     double limit = (double)f->limit;
+    if (f->relu2) return up > 0.0 || isnan(up) ? up * up : 0.0;
     if (gate > limit) gate = limit;
     if (up > limit) up = limit;
     if (up < -limit) up = -limit;
-    if (f->relu2) return up > 0.0 || isnan(up) ? up * up : 0.0;
     return gate / (1.0 + exp(-(double)f->alpha * gate)) * (up + (double)f->beta);
 }
 
 /* Rounds h in place to what L2 reads: BF16, or code * scale under h_globals. */
 static void stage_intermediate(const block *b, const mm_expert *expert, uint32_t pair) {
     const mm_layer_weights *w = b->layer->weights;
-    uint32_t columns = w->shape.intermediate, slots = w->shape.experts_per_token + 1;
-    bool routed = pair % slots != slots - 1; /* the stages hold only routed experts' rows */
-    size_t out = (size_t)(b->first + pair / slots) * (slots - 1) + pair % slots;
+    uint32_t columns = w->shape.intermediate;
+    size_t out;
+    bool routed = stage_row(b, pair, &out);
     const megamoe_stages *given = b->given, *stages = b->stages;
     double *h = b->layer->h + (size_t)pair * columns;
 
@@ -267,48 +291,57 @@ static void stage_intermediate(const block *b, const mm_expert *expert, uint32_t
 
 static void run_l1(const block *b, const mm_expert *expert, const uint32_t *pairs, uint32_t count) {
     const mm_layer_weights *w = b->layer->weights;
-    uint32_t columns = w->shape.intermediate, slots = w->shape.experts_per_token + 1;
+    uint32_t columns = w->shape.intermediate;
     bool staged = quantizes(w, &expert->up);
-    product p = {&expert->up,
-                 staged ? b->layer->x_staged : b->layer->x,
-                 staged ? b->layer->x_globals : NULL,
-                 slots,
-                 b->layer->l1 + columns,
-                 2 * (size_t)columns};
+    product p = {.matrix = &expert->up,
+                 .rows = staged ? b->layer->x_staged : b->layer->x,
+                 .globals = staged ? b->layer->x_globals : NULL,
+                 .pairs_per_row = w->shape.experts_per_token + 1,
+                 .out = b->layer->l1 + columns,
+                 .out_pitch = 2 * (size_t)columns,
+                 .magnitudes = from(b->stages->l1_magnitude, columns)};
     multiply(b, &p, pairs, count);
     if (w->shape.not_gated) return;
     p.matrix = &expert->gate;
     p.out = b->layer->l1;
+    p.magnitudes = b->stages->l1_magnitude;
     multiply(b, &p, pairs, count);
+}
+
+/* The activation of one pair, from its own L1 or the given one, to the row that L2 reads. */
+static void run_activation(const block *b, const mm_expert *expert, const mm_swiglu *swiglu, uint32_t pair) {
+    const mm_layer_weights *w = b->layer->weights;
+    uint32_t columns = w->shape.intermediate;
+    double *gate = b->layer->l1 + (size_t)pair * 2 * columns, *up = gate + columns;
+    double *h = b->layer->h + (size_t)pair * columns, weight = 1.0;
+    size_t out, values = 2 * (size_t)columns;
+    if (stage_row(b, pair, &out)) {
+        exchange(gate, values, from(b->stages->l1, out * values), from(b->given->l1, out * values));
+        if (w->routing_weight_before)
+            weight = b->layer->expert_weights[out - (size_t)b->first * w->shape.experts_per_token];
+    }
+    for (uint32_t n = 0; n < columns; n++) h[n] = activate(swiglu, gate[n], up[n]) * weight;
+    stage_intermediate(b, expert, pair);
 }
 
 static void run_expert(const block *b, const mm_expert *expert, const mm_swiglu *swiglu,
                        const uint32_t *pairs, uint32_t count) {
-    const mm_layer_weights *w = b->layer->weights;
-    uint32_t columns = w->shape.intermediate, hidden = w->shape.hidden,
-             slots = w->shape.experts_per_token + 1;
-    product l2 = {&expert->down, b->layer->h, b->layer->h_globals, 1, b->layer->l2, hidden};
+    uint32_t hidden = b->layer->weights->shape.hidden;
+    product l2 = {.matrix = &expert->down,
+                  .rows = b->layer->h,
+                  .globals = b->layer->h_globals,
+                  .pairs_per_row = 1,
+                  .out = b->layer->l2,
+                  .out_pitch = hidden,
+                  .magnitudes = b->stages->l2_magnitude};
     run_l1(b, expert, pairs, count);
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t t = pairs[i] / slots, slot = pairs[i] % slots;
-        bool routed = slot != slots - 1;
-        size_t out = (size_t)(b->first + t) * (slots - 1) + slot;
-        double *gate = b->layer->l1 + (size_t)pairs[i] * 2 * columns, *up = gate + columns;
-        double *h = b->layer->h + (size_t)pairs[i] * columns, weight = 1.0;
-        if (routed)
-            exchange(gate, 2 * (size_t)columns, at(b->stages->l1, out * 2 * columns),
-                     at(b->given->l1, out * 2 * columns));
-        if (routed && w->routing_weight_before)
-            weight = b->layer->expert_weights[(size_t)t * (slots - 1) + slot];
-        for (uint32_t n = 0; n < columns; n++) h[n] = activate(swiglu, gate[n], up[n]) * weight;
-        stage_intermediate(b, expert, pairs[i]);
-    }
+    for (uint32_t i = 0; i < count; i++) run_activation(b, expert, swiglu, pairs[i]);
     multiply(b, &l2, pairs, count);
     for (uint32_t i = 0; i < count; i++) {
-        size_t out = (size_t)(b->first + pairs[i] / slots) * (slots - 1) + pairs[i] % slots;
-        if (pairs[i] % slots == slots - 1) continue;
-        exchange(b->layer->l2 + (size_t)pairs[i] * hidden, hidden, at(b->stages->l2, out * hidden),
-                 at(b->given->l2, out * hidden));
+        size_t out;
+        if (stage_row(b, pairs[i], &out))
+            exchange(b->layer->l2 + (size_t)pairs[i] * hidden, hidden, from(b->stages->l2, out * hidden),
+                     from(b->given->l2, out * hidden));
     }
 }
 
@@ -387,13 +420,16 @@ static void clear_stages(const megamoe_shape *shape, const megamoe_stages *s, si
     if (s->h_globals) memset(s->h_globals, 0, pairs * sizeof *s->h_globals);
     if (s->l2) memset(s->l2, 0, pairs * h * sizeof *s->l2);
     if (s->shared) memset(s->shared, 0, tokens * h * sizeof *s->shared);
+    if (s->l1_magnitude) memset(s->l1_magnitude, 0, pairs * 2 * i * sizeof *s->l1_magnitude);
+    if (s->l2_magnitude) memset(s->l2_magnitude, 0, pairs * h * sizeof *s->l2_magnitude);
 }
 
 static uint32_t stages_of(const mm_layer_weights *w, const megamoe_batch *batch) {
-    uint32_t written = MM_STAGE_IDS | MM_STAGE_WEIGHTS | MM_STAGE_L1 | MM_STAGE_L2 | MM_STAGE_OUTPUT;
+    uint32_t written = MM_STAGE_IDS | MM_STAGE_WEIGHTS | MM_STAGE_L1 | MM_STAGE_L2 | MM_STAGE_OUTPUT |
+                       MM_STAGE_L1_MAGNITUDE | MM_STAGE_L2_MAGNITUDE;
     bool nvfp4 = w->activations == MEGAMOE_ACTIVATIONS_NVFP4;
     bool h_nvfp4 = w->expert_count > 0 && quantizes(w, &w->experts[0].down);
-    if (!batch->expert_ids) written |= MM_STAGE_LOGITS;
+    if (!batch->expert_ids) written |= MM_STAGE_LOGITS | MM_STAGE_LOGITS_MAGNITUDE;
     if (nvfp4) written |= MM_STAGE_X_CODES | MM_STAGE_X_SCALES | MM_STAGE_X_GLOBALS;
     written |= h_nvfp4 ? MM_STAGE_H_CODES | MM_STAGE_H_SCALES | MM_STAGE_H_GLOBALS : MM_STAGE_H;
     if (w->shared) written |= MM_STAGE_SHARED;
@@ -529,4 +565,7 @@ const mm_backend mm_backend_reference = {
     .route = route_only,
     .run = run,
     .counters = counters,
+    .quantize = mm_reference_quantize_rows,
+    .dequantize = mm_reference_dequantize_rows,
+    .grouped_gemm = mm_reference_grouped_gemm,
 };
