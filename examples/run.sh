@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The main job on the example in the repository: look into two real NVFP4 checkpoints, run a layer of each on captured
-# hidden states, and check every stage against the definition.
+# The main job on the example in the repository: look into two real NVFP4 checkpoints, run a layer of each on
+# captured hidden states, and check every stage against the definition.
 set -euo pipefail
 
 build=${1:-build}

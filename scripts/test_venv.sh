@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the Python environment of the tests (numpy, safetensors, ml_dtypes: the independent writers of checkpoints).
+# Makes the Python environment of the tests: numpy, safetensors, ml_dtypes, the independent writers of
+# checkpoints.
 set -euo pipefail
 
 venv=$1

@@ -1,3 +1,4 @@
+/* The calling thread's sentence, and the names of the statuses. */
 #include "error.h"
 
 #include <stdarg.h>

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "debug.h"
 #include "error.h"
 #include "layer.h"
 #include "layer_tensors.h"
@@ -13,6 +14,7 @@ struct megamoe_device {
     mm_backend_state *state;
     megamoe_device_options options;
     bool zero_output; /* MEGA_MOE_STATIC=1 */
+    bool debug;       /* MEGAMOE_DEBUG=1, and there is a log to write to */
 };
 
 struct megamoe_layer {
@@ -49,12 +51,16 @@ megamoe_status megamoe_device_probe(megamoe_backend backend, uint32_t ordinal) {
     return mm_backend_find(backend, ordinal, &found);
 }
 
+static bool is_set(const char *variable) {
+    const char *value = getenv(variable);
+    return value && strcmp(value, "1") == 0;
+}
+
 static void log_message(const megamoe_device *device, const char *message) {
     if (device->options.log) device->options.log(device->options.log_context, 1, message);
 }
 
 megamoe_status megamoe_device_open(const megamoe_device_options *options, megamoe_device **out) {
-    const char *zero = getenv("MEGA_MOE_STATIC");
     megamoe_device made = {0}, *device;
     MM_TRY(need(options, "options"));
     MM_TRY(need(out, "device"));
@@ -65,7 +71,8 @@ megamoe_status megamoe_device_open(const megamoe_device_options *options, megamo
         return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE,
                        "this megamoe has no expert-parallel transport yet; rank_count must be 0 or 1");
     made.options = *options;
-    made.zero_output = zero && strcmp(zero, "1") == 0;
+    made.zero_output = is_set("MEGA_MOE_STATIC");
+    made.debug = options->log && (is_set("MEGAMOE_DEBUG") || is_set("MEGA_MOE_DEBUG"));
     MM_TRY(mm_backend_find(options->backend, options->ordinal, &made.backend));
     MM_TRY(made.backend->open(&made.options, &made.state));
     device = malloc(sizeof *device);
@@ -314,6 +321,9 @@ megamoe_status megamoe_layer_run(megamoe_layer *layer, const megamoe_batch *batc
                (size_t)checked.token_count * layer->parts.weights.shape.hidden * sizeof(uint16_t));
         return MEGAMOE_OK;
     }
+    if (layer->device->debug)
+        return mm_debug_run(layer->device->backend, layer->state, &layer->parts.weights, &checked,
+                            &layer->device->options);
     return layer->device->backend->run(layer->state, &checked, NULL, NULL, NULL, stream);
 }
 

@@ -1,6 +1,6 @@
 /*
- * The plan of a batch: its (token, slot) pairs sorted by loaded expert. Shared by every backend on the host. The sort
- * is stable, so an expert's rows stand in the order of the batch.
+ * The plan of a batch: its (token, slot) pairs sorted by loaded expert. Shared by every backend on the host.
+ * The sort is stable, so an expert's rows stand in the order of the batch.
  */
 #ifndef MM_PLAN_H
 #define MM_PLAN_H
@@ -16,8 +16,8 @@ typedef struct mm_plan {
 } mm_plan;
 
 typedef struct mm_plan_counts {
-    uint64_t skipped_slots; /* id -1, or an expert that is not loaded */
-    uint64_t bad_slots;     /* ids below -1 or not below E */
+    uint64_t skipped_slots;      /* id -1, or an expert that is not loaded */
+    uint64_t bad_slots;          /* ids below -1 or not below E */
     uint64_t *tokens_per_expert; /* [E], or NULL */
 } mm_plan_counts;
 

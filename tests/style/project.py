@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("include", "src", "tools", "tests", "python", "bench", "fuzz", "docs", "cmake")
+FOLDERS = ("include", "src", "tools", "tests", "python", "bench", "examples", "scripts", "docs")
 C_SUFFIXES = (".c", ".h", ".cpp", ".cu", ".cuh")
 SKIPPED = re.compile(r"(^|/)(build[^/]*|__pycache__|\.[^/]+)(/|$)")
 
