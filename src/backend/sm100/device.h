@@ -27,6 +27,9 @@ SM100_DEVICE uint32_t shared_base(void) {
     return (uint32_t)__cvta_generic_to_shared(sm100_dynamic_shared);
 }
 
+// Names the mbarrier at addr in the model's messages, for instance "full[%u]"; nothing on the hardware.
+SM100_DEVICE void shared_name(uint32_t, const char *, uint32_t) {}
+
 #elif defined(MEGAMOE_SM100_MODEL)
 
 #define SM100_KERNEL(threads_max) extern "C"
