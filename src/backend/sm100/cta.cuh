@@ -6,7 +6,7 @@
 #include "backend/sm100/wait.cuh"
 #include "backend/sm100/tiles.h"
 
-enum { TENSOR_MEMORY_WARP = 2, EPILOGUE_FIRST_WARP = 4, EPILOGUE_WARPS = 8 };
+static constexpr uint32_t TENSOR_MEMORY_WARP = 2, EPILOGUE_FIRST_WARP = 4, EPILOGUE_WARPS = 8;
 
 // Where the parts of a CTA's shared and tensor memory are, and which tiles are its.
 struct cta {

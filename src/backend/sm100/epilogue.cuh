@@ -10,7 +10,7 @@
 #include "backend/sm100/cta.cuh"
 #include "numerics/nvfp4.h"
 
-enum { CHUNK = 16 };
+static constexpr uint32_t CHUNK = 16;
 
 // One warp's share of a tile: 16 columns from `first`, of the feature that this thread has.
 struct chunk {
@@ -19,6 +19,23 @@ struct chunk {
     uint32_t row_in_group;
     uint32_t rows; // columns that are tokens; the rest is padding
 };
+
+// 16 columns as they come from tensor memory, in two loads.
+struct columns {
+    uint32_t half[2][CHUNK / 2];
+};
+SM100_DEVICE float column_value(const struct columns &d, uint32_t i) {
+    return ptx::mov_f32_b32(d.half[i / (CHUNK / 2)][i % (CHUNK / 2)]);
+}
+
+// Starts the loads of 16 columns, or of the 8 that are left of the tile. Nothing may touch `d` before the wait.
+SM100_DEVICE void columns_load(struct columns &d, uint32_t address, uint32_t left) {
+    ptx::tcgen05_ld_32x32b<CHUNK / 2>(d.half[0], address);
+    if (left >= CHUNK)
+        ptx::tcgen05_ld_32x32b<CHUNK / 2>(d.half[1], address + CHUNK / 2);
+    else
+        for (uint32_t i = 0; i < CHUNK / 2; i++) d.half[1][i] = 0;
+}
 
 // The largest of 16 lanes for each of 16 columns; lane l ends up with that of column l % 16. Each step halves the
 // columns: a lane keeps the half that its bit names and sends the other.
@@ -109,7 +126,7 @@ SM100_DEVICE float bias_of(const struct sm100_gemm_args &args, uint32_t i, const
 }
 
 SM100_DEVICE void swiglu_chunk(const struct sm100_gemm_args &args, const struct sm100_work &work,
-                               const struct chunk &at, const uint32_t (&gate)[CHUNK], const uint32_t (&up)[CHUNK]) {
+                               const struct chunk &at, const struct columns &gate, const struct columns &up) {
     const float gate_global = args.weight_globals[0][at.group], up_global = args.weight_globals[1][at.group];
     const float gate_bias = bias_of(args, 0, at), up_bias = bias_of(args, 1, at);
     float h[CHUNK];
@@ -119,8 +136,8 @@ SM100_DEVICE void swiglu_chunk(const struct sm100_gemm_args &args, const struct 
         if (i >= at.rows) continue;
         const uint32_t row = at.first_row + i;
         const float row_global = row_factor(args.row_globals, row);
-        const float g = ptx::mov_f32_b32(gate[i]) * (row_global * gate_global) + gate_bias;
-        const float u = ptx::mov_f32_b32(up[i]) * (row_global * up_global) + up_bias;
+        const float g = column_value(gate, i) * (row_global * gate_global) + gate_bias;
+        const float u = column_value(up, i) * (row_global * up_global) + up_bias;
         if (args.l1 && at.feature < args.m_rows) {
             float *l1 = args.l1 + (uint64_t)row * 2 * args.m_rows + at.feature;
             ptx::st_global_f32(l1, g);
@@ -158,7 +175,7 @@ SM100_DEVICE void store_f32_chunk(const struct sm100_gemm_args &args, const stru
 }
 
 SM100_DEVICE void rows_chunk(const struct sm100_gemm_args &args, const struct chunk &at,
-                             const uint32_t (&d)[CHUNK]) {
+                             const struct columns &d) {
     const float weight_global = args.weight_globals[0][at.group];
     const float group_global = row_factor(args.group_globals, at.group), bias = bias_of(args, 0, at);
     float p[CHUNK];
@@ -168,24 +185,12 @@ SM100_DEVICE void rows_chunk(const struct sm100_gemm_args &args, const struct ch
         if (i >= at.rows) continue;
         const uint32_t row = at.first_row + i;
         const float token_global = row_factor(args.row_globals, row) * group_global;
-        p[i] = (ptx::mov_f32_b32(d[i]) * (token_global * weight_global) + bias) * row_factor(args.row_weights, row);
+        p[i] = (column_value(d, i) * (token_global * weight_global) + bias) * row_factor(args.row_weights, row);
     }
     if (args.output_f32)
         store_f32_chunk(args, at, p);
     else
         store_bf16_chunk(args, at, p);
-}
-
-// 16 columns of tensor memory, or the 8 that are left of the tile.
-SM100_DEVICE void read_columns(uint32_t (&d)[CHUNK], uint32_t address, uint32_t columns) {
-    if (columns >= CHUNK) {
-        ptx::tcgen05_ld_32x32b<CHUNK>(d, address);
-        return;
-    }
-    uint32_t few[CHUNK / 2];
-    ptx::tcgen05_ld_32x32b<CHUNK / 2>(few, address);
-#pragma unroll
-    for (uint32_t i = 0; i < CHUNK; i++) d[i] = i < CHUNK / 2 ? few[i % (CHUNK / 2)] : 0;
 }
 
 // The accumulator may be written again once this warp's reads are done.
@@ -209,9 +214,9 @@ SM100_DEVICE void epilogue_tile(const struct cta &c, const struct sm100_gemm_arg
     uint32_t first = (warp - EPILOGUE_FIRST_WARP) / 4 * CHUNK;
     if (first >= work.n) release_accumulator<t.cta_group>(release);
     for (; first < work.n; first += 2 * CHUNK) {
-        uint32_t d[CHUNK], up[CHUNK];
-        read_columns(d, lanes + first, work.n - first);
-        if (t.matrices == 2) read_columns(up, lanes + t.n_max + first, work.n - first);
+        struct columns d, up;
+        columns_load(d, lanes + first, work.n - first);
+        if (t.matrices == 2) columns_load(up, lanes + t.n_max + first, work.n - first);
         ptx::tcgen05_wait_ld();
         if (first + 2 * CHUNK >= work.n) release_accumulator<t.cta_group>(release);
         const uint32_t left = first < work.rows ? work.rows - first : 0;

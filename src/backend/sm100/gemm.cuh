@@ -80,8 +80,8 @@ SM100_DEVICE void load_role(const struct cta &c, const struct sm100_gemm_args &a
 
 // One instruction along K (per matrix), after its scales have been copied to their columns.
 template <int name>
-SM100_DEVICE void multiply_step(const struct cta &c, const struct sm100_work &work, uint32_t base, uint32_t step,
-                                uint32_t accumulator, uint32_t slot, uint32_t accumulate) {
+SM100_DEVICE void multiply_step(const struct sm100_work &work, uint32_t base, uint32_t step, uint32_t accumulator,
+                                uint32_t slot, uint32_t accumulate) {
     constexpr struct sm100_tile t = sm100_tiles[name];
     constexpr uint32_t matrix_columns = SM100_STAGE_STEPS * SM100_SCALE_COLUMNS;
     const uint32_t weight_scales = slot + step * SM100_SCALE_COLUMNS;
@@ -128,7 +128,7 @@ SM100_DEVICE uint32_t multiply_stage(const struct cta &c, struct sm100_watch &wa
     const uint32_t slot = c.tensor + t.accumulators * sm100_accumulator_columns(t) +
                           count % t.scale_slots * sm100_scale_slot_columns(t);
     for (uint32_t step = 0; step < SM100_STAGE_STEPS && step < steps; step++)
-        multiply_step<name>(c, watch.work, c.base + stage * sm100_stage_bytes(t), step, accumulator, slot,
+        multiply_step<name>(watch.work, c.base + stage * sm100_stage_bytes(t), step, accumulator, slot,
                             k_stage + step > 0);
     commit<t.cta_group>(c.empty + 8 * stage);
     return 1;
