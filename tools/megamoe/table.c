@@ -1,4 +1,5 @@
-/* Tables of text: as narrow as their cells, and the last left-aligned column wraps at the terminal's width. */
+/* Tables of text: as narrow as their cells, and the last left-aligned column wraps at the terminal's width.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,6 +96,11 @@ static void print_row(const cli_table *table, unsigned row, unsigned indent) {
 
 void cli_table_print(cli_table *table, unsigned indent) {
     for (unsigned row = 0; row < table->rows; row++) print_row(table, row, indent);
+    cli_table_free(table);
+}
+
+void cli_table_free(cli_table *table) {
+    if (!table) return;
     for (size_t i = 0; i < (size_t)table->rows * table->columns; i++) free(table->cells[i]);
     free(table->cells);
     free(table);

@@ -81,6 +81,7 @@ double mm_reference_bias(const mm_matrix *m, uint32_t row) {
 /* The candidate nearest to |x|; of two equally near the even code. Beyond the last: the last. */
 static unsigned nearest(const double *values, unsigned count, double x) {
     unsigned best = 0;
+    if (fabs(x) >= values[count - 1]) return count - 1; /* far beyond, all distances round to the same */
     for (unsigned c = 1; c < count; c++) {
         double d = fabs(values[c] - fabs(x)), b = fabs(values[best] - fabs(x));
         if (d < b || (d == b && c % 2 == 0)) best = c;
