@@ -48,6 +48,14 @@ struct sm100_gemm_args {
     uint64_t timeout_ns; /* of one wait */
 };
 
+#define SM100_PLAN_THREADS 256u
+#define SM100_STAGE_THREADS 128u
+#define SM100_STAGE_TOKENS (SM100_STAGE_THREADS / 32) /* per CTA: one warp each */
+#define SM100_COMBINE_THREADS 256u
+
+/* A sum per warp and a count per expert. */
+MM_HD uint32_t sm100_plan_shared_bytes(uint32_t groups) { return 4 * (SM100_PLAN_THREADS / 32 + groups); }
+
 /* Which token-slot pair goes to which row: rows sorted by expert, in the order of the batch. One CTA per expert. */
 struct sm100_plan_args {
     const int32_t *ids;         /* [pair_count] expert of each (token, slot), -1: none */

@@ -3,11 +3,9 @@
 #include "backend/sm100/arguments.h"
 #include "numerics/bf16.h"
 
-enum { COMBINE_THREADS = 256 };
-
-SM100_KERNEL(COMBINE_THREADS) void sm100_combine(SM100_ARGS(struct sm100_combine_args, args)) {
+SM100_KERNEL(SM100_COMBINE_THREADS) void sm100_combine(SM100_ARGS(struct sm100_combine_args, args)) {
     const uint64_t token = ptx::ctaid_x();
-    for (uint32_t column = 2 * ptx::tid_x(); column < args.columns; column += 2 * COMBINE_THREADS) {
+    for (uint32_t column = 2 * ptx::tid_x(); column < args.columns; column += 2 * SM100_COMBINE_THREADS) {
         float low = 0.0f, high = 0.0f;
         for (uint32_t slot = 0; slot < args.slots; slot++) {
             const uint64_t pair = token * args.slots + slot;

@@ -5,7 +5,7 @@
 #include "backend/sm100/arguments.h"
 #include "backend/sm100/layout.h"
 
-enum { PLAN_THREADS = 256, PLAN_WARPS = PLAN_THREADS / 32 };
+static constexpr uint32_t PLAN_THREADS = SM100_PLAN_THREADS, PLAN_WARPS = PLAN_THREADS / 32;
 
 // Shared memory: the sums of the warps, then a count per expert.
 SM100_DEVICE uint32_t warp_sums(void) { return shared_base(); }
@@ -67,7 +67,7 @@ SM100_DEVICE void place_pairs(const struct sm100_plan_args &args, uint32_t group
     }
 }
 
-SM100_KERNEL(PLAN_THREADS) void sm100_plan(SM100_ARGS(struct sm100_plan_args, args)) {
+SM100_KERNEL(SM100_PLAN_THREADS) void sm100_plan(SM100_ARGS(struct sm100_plan_args, args)) {
     const uint32_t group = ptx::ctaid_x();
     count_pairs(args);
     uint32_t first_row = 0, stripes = 0;

@@ -5,8 +5,6 @@
 #include "backend/sm100/layout.h"
 #include "numerics/nvfp4.h"
 
-enum { STAGE_THREADS = 128, STAGE_WARPS = STAGE_THREADS / 32 };
-
 // One block of 16 values of a token, rounded to BF16 as the layer's input is by definition.
 SM100_DEVICE void read_block(const struct sm100_stage_args &args, uint32_t token, uint32_t block,
                              float (&values)[MM_NVFP4_BLOCK]) {
@@ -77,8 +75,8 @@ SM100_DEVICE void write_globals(const struct sm100_stage_args &args, uint32_t to
     }
 }
 
-SM100_KERNEL(STAGE_THREADS) void sm100_stage(SM100_ARGS(struct sm100_stage_args, args)) {
-    const uint32_t token = ptx::ctaid_x() * STAGE_WARPS + ptx::tid_x() / 32;
+SM100_KERNEL(SM100_STAGE_THREADS) void sm100_stage(SM100_ARGS(struct sm100_stage_args, args)) {
+    const uint32_t token = ptx::ctaid_x() * SM100_STAGE_TOKENS + ptx::tid_x() / 32;
     if (token >= args.token_count) return;
     const float global = token_global(args, token);
     uint32_t saturated = 0, nonfinite = 0;
