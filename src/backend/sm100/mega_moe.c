@@ -12,11 +12,16 @@ static void *take(const struct mm_mega_moe *moe, uint64_t bytes, const char *nam
     return memory;
 }
 
+/* Of the scales of all rows that a batch can have, with `columns` values each. */
+static uint64_t scale_bytes(const struct mm_mega_moe *moe, uint32_t columns) {
+    uint32_t stripes = sm100_stripes_max(moe->shape.max_tokens * moe->shape.slots, moe->weights.up.groups);
+    return sm100_scale_bytes(stripes * SM100_STRIPE_ROWS, columns);
+}
+
 static megamoe_status scratch_open(struct mm_mega_moe *moe) {
     const struct mm_mega_moe_shape *s = &moe->shape;
     struct mm_mega_moe_scratch *c = &moe->scratch;
     uint64_t rows = (uint64_t)s->max_tokens * s->slots, groups = moe->weights.up.groups;
-    uint32_t scale_rows = sm100_stripes_max((uint32_t)rows, (uint32_t)groups) * SM100_STRIPE_ROWS;
     bool failed = false;
     c->local_index = take(moe, s->expert_count * sizeof(int32_t), "local index", &failed);
     c->ends = take(moe, groups * sizeof(int32_t), "ends", &failed);
@@ -26,9 +31,9 @@ static megamoe_status scratch_open(struct mm_mega_moe *moe) {
     c->row_weights = take(moe, rows * sizeof(float), "row weights", &failed);
     c->row_globals = take(moe, rows * sizeof(float), "row globals", &failed);
     c->x_codes = take(moe, rows * sm100_code_row_bytes(s->hidden), "token codes", &failed);
-    c->x_scales = take(moe, sm100_scale_bytes(scale_rows, s->hidden), "token scales", &failed);
+    c->x_scales = take(moe, scale_bytes(moe, s->hidden), "token scales", &failed);
     c->h_codes = take(moe, rows * sm100_code_row_bytes(s->intermediate), "h codes", &failed);
-    c->h_scales = take(moe, sm100_scale_bytes(scale_rows, s->intermediate), "h scales", &failed);
+    c->h_scales = take(moe, scale_bytes(moe, s->intermediate), "h scales", &failed);
     c->partials = take(moe, rows * s->hidden * sizeof(uint16_t), "partials", &failed);
     c->counts = take(moe, sizeof *c->counts, "counters", &failed);
     c->expert_tokens = take(moe, s->expert_count * sizeof(uint64_t), "tokens per expert", &failed);
@@ -103,6 +108,10 @@ static megamoe_status prepare(struct mm_mega_moe *moe, const int32_t *local_inde
     MM_TRY(clear(moe, moe->scratch.counts, sizeof *moe->scratch.counts));
     MM_TRY(clear(moe, moe->scratch.expert_tokens, moe->shape.expert_count * sizeof(uint64_t)));
     MM_TRY(clear(moe, moe->scratch.record, sizeof *moe->scratch.record));
+    /* Rows that pad a tile take whatever scales stand there: harmless, as long as it is a scale. Nothing but scales is
+     * ever written, so zeros at the start are enough. */
+    MM_TRY(clear(moe, moe->scratch.x_scales, scale_bytes(moe, moe->shape.hidden)));
+    MM_TRY(clear(moe, moe->scratch.h_scales, scale_bytes(moe, moe->shape.intermediate)));
     MM_TRY(prepare_l1(moe, SM100_L1_SMALL));
     MM_TRY(prepare_l1(moe, SM100_L1_LARGE));
     MM_TRY(prepare_l2(moe, SM100_L2_SMALL));
