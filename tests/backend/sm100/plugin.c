@@ -12,6 +12,7 @@
 #include "backend/plugin.h"
 #include "backend/sm100/mega_moe.h"
 #include "error.h"
+#include "numerics/bf16.h"
 #include "model_machine.h"
 
 enum { MULTIPROCESSORS = 4 };
@@ -168,7 +169,6 @@ struct run {
     float *weights, *shared;      /* [T, K], and [T, H] or NULL, host */
     int32_t *pair_row;            /* [T, K], after the plan */
     struct mm_mega_moe_batch device;
-    float *partials_f32;
 };
 
 static void *model_copy_of(struct run *r, const void *data, size_t bytes, const char *name) {
@@ -212,14 +212,13 @@ static void upload(struct run *r) {
     d->token_scales = model_copy_of(r, NULL, values / 16, "token scales out");
     d->token_globals = model_copy_of(r, NULL, tokens * sizeof(float), "token globals out");
     d->l1 = model_copy_of(r, NULL, pairs * 2 * shape->intermediate * sizeof(float), "l1 out");
-    r->partials_f32 = model_copy_of(r, NULL, pairs * shape->hidden * sizeof(float), "l2 out");
 }
 
 static void run_free(struct run *r) {
     struct sm100_machine *m = &r->layer->device->machine;
     const struct mm_mega_moe_batch *d = &r->device;
     const void *const memory[] = {d->hidden, d->expert_ids,   d->expert_weights, d->shared, d->output,
-                                  d->token_codes, d->token_scales, d->token_globals,  d->l1,     r->partials_f32};
+                                  d->token_codes, d->token_scales, d->token_globals,  d->l1};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) m->release(m->context, (void *)memory[i]);
     free(r->ids);
     free(r->weights);
@@ -275,21 +274,16 @@ static void download(const struct run *r) {
     copy_if(s->x_globals, d->token_globals, tokens * sizeof(float));
     scatter(s->l1, d->l1, r, 2 * i * sizeof(float), 2 * i * sizeof(float));
     scatter_h(r);
-    for (size_t pair = 0; pair < pairs && s->l2; pair++) /* L2 writes to its pair's row already */
-        if (r->pair_row[pair] >= 0)
-            memcpy(s->l2 + pair * h, r->partials_f32 + pair * h, h * sizeof(float));
-        else
-            memset(s->l2 + pair * h, 0, h * sizeof(float));
+    for (size_t n = 0; n < pairs * h && s->l2; n++) /* BF16, and already at its pair's place */
+        s->l2[n] = r->pair_row[n / h] < 0 ? 0.0f : mm_bf16_to_f32(r->layer->moe->scratch.partials[n]);
     if (w->shared) copy_if(s->shared, r->shared, tokens * h * sizeof(float));
     copy_if(s->output, d->output, tokens * h * 2);
 }
 
-/* As production runs it, but for one extra launch of L2 that keeps fp32 rows for the check. */
 static megamoe_status run_kernels(struct run *r) {
     struct mm_mega_moe *moe = r->layer->moe;
     upload(r);
     MM_TRY(mm_nvfp4_mega_moe_full(moe, &r->device, NULL));
-    if (r->stages->l2) MM_TRY(mm_nvfp4_mega_moe_l2(moe, &r->device, r->partials_f32, true, NULL));
     MM_TRY(mm_mega_moe_check(moe));
     download(r);
     return MEGAMOE_OK;
