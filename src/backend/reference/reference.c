@@ -341,7 +341,9 @@ static void run_expert(const block *b, const mm_expert *expert, const mm_swiglu 
                   .out = b->layer->l2,
                   .out_pitch = hidden,
                   .magnitudes = b->stages->l2_magnitude};
-    run_l1(b, expert, pairs, count);
+    bool l1_given =
+        b->given->l1 && !b->stages->l1 && !b->stages->l1_magnitude && expert != b->layer->weights->shared;
+    if (!l1_given) run_l1(b, expert, pairs, count);
     for (uint32_t i = 0; i < count; i++) run_activation(b, expert, swiglu, pairs[i]);
     multiply(b, &l2, pairs, count);
     for (uint32_t i = 0; i < count; i++) {
@@ -368,7 +370,8 @@ static void run_experts(const block *b) {
         if (count > 0) run_expert(b, &w->experts[e], &w->swiglu, b->layer->pairs, count);
     }
     for (uint32_t t = 0; t < b->count && w->shared; t++) b->layer->pairs[t] = t * (k_count + 1) + k_count;
-    if (w->shared) run_expert(b, w->shared, &w->shared_swiglu, b->layer->pairs, b->count);
+    bool shared_given = b->given->shared && !b->stages->shared;
+    if (w->shared && !shared_given) run_expert(b, w->shared, &w->shared_swiglu, b->layer->pairs, b->count);
 }
 
 /* ---- combine ---- */
