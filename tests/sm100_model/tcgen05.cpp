@@ -232,14 +232,15 @@ struct TensorOp : AsyncOp {
     }
 };
 
-static void queue(std::unique_ptr<TensorOp> op, Thread &thread) {
+static void check_issuer(const Thread &thread) {
     Warp &warp = *thread.warp;
-    if (op->kind != TensorOp::commit) {
-        if (warp.tensor_lane != 32 && warp.tensor_lane != thread.lane)
-            trap("lane %u issues tcgen05 work after lane %u of the same warp has: one elected thread must issue it all",
-                 thread.lane, warp.tensor_lane);
-        warp.tensor_lane = thread.lane;
-    }
+    if (warp.tensor_lane != 32 && warp.tensor_lane != thread.lane)
+        trap("lane %u issues tcgen05 work after lane %u of the same warp has: one elected thread must issue it all", thread.lane,
+             warp.tensor_lane);
+    warp.tensor_lane = thread.lane;
+}
+
+static void queue(std::unique_ptr<TensorOp> op, Thread &thread) {
     op->thread = thread.id;
     for (Cta *cta : op->ctas) op->touches.push_back(cta);
     thread.pipe.ops.push_back(op.get());
@@ -355,6 +356,12 @@ static Operand operand_read(uint64_t desc, const char *which, bool scales) {
 
 static void check_operand(Cta &cta, const Operand &o, uint32_t rows, uint32_t units, Thread &thread, Epoch epoch) {
     const Actor actor = actor_async(thread, epoch);
+    // Rows past the end of a partial tile may be garbage; the first row never is.
+    shared_check_range(cta, o.offset(0, 0), 16, "reads");
+    const Granule &first = cta.shadow.granules[o.offset(0, 0) / 16];
+    if (!first.split && first.cell.write.agent == 0)
+        trap("reads shared memory 0x%x of CTA %u, where nothing has been written yet: wait for the load first", o.offset(0, 0),
+             cta.index);
     for (uint32_t row = 0; row < rows; row++)
         for (uint32_t unit = 0; unit < units; unit++) shared_access(cta, o.offset(row, unit), 16, actor, Access::read);
 }
@@ -495,6 +502,7 @@ static void check_accumulator(const Mma &mma, Cta &cta, Thread &thread, Epoch ep
 void tcgen05_mma(int cta_group, uint32_t d_tmem, uint64_t a_desc, uint64_t b_desc, uint32_t idesc, uint32_t scale_A_tmem,
                  uint32_t scale_B_tmem, uint32_t enable_input_d) {
     Thread &thread = enter_synchronizing("tcgen05.mma");
+    check_issuer(thread);
     auto mma = std::make_unique<Mma>();
     mma->name = "tcgen05.mma";
     mma->kind = TensorOp::mma;
@@ -541,6 +549,7 @@ struct Cp : TensorOp {
 void tcgen05_cp(int cta_group, bool warpx4, uint32_t taddr, uint64_t s_desc) {
     const char *name = warpx4 ? "tcgen05.cp.32x128b.warpx4" : "tcgen05.cp.128x128b";
     Thread &thread = enter_synchronizing(name);
+    check_issuer(thread);
     auto cp = std::make_unique<Cp>();
     cp->name = name;
     cp->kind = TensorOp::cp;
@@ -625,7 +634,7 @@ static void ld_for_warp(Warp &warp, uint32_t taddr, uint32_t num) {
     const Epoch epoch = {warp.ld_agent, ++warp.ld_issued};
     for (uint32_t c = column; c < column + num; c++) {
         Cell &cell = cell_at(*warp.cta, q, c);
-        if (cell.content == Content::nothing) trap("column %u of lanes %u.. was never written", c, 32 * q);
+        // Columns that nobody wrote read as NaN: a load may be wider than N, as long as the excess is not used.
         if (!warp.tensor_clock.covers(cell.write)) not_ordered(warp, "reads", *warp.cta, c, cell.write, "wrote");
         cell_record_read(cell, epoch, warp.tensor_clock);
     }

@@ -19,6 +19,9 @@ struct TensorMap {
     uint64_t address, dims[5], strides[5]; // strides[0] is unused; strides[i] belongs to dimension i
     uint32_t box[5];
     uint32_t row_bytes() const { return box[0] * element_bits / 8; }
+    // A row narrower than the swizzle still takes the swizzle's whole span of shared memory, the rest of which stays
+    // untouched (learned from the H200); without a swizzle rows are packed.
+    uint32_t pitch() const { return swizzle ? 16u << swizzle : row_bytes(); }
     uint32_t rows() const { return box[1] * box[2] * box[3] * box[4]; }
     uint32_t box_bytes() const { return row_bytes() * rows(); }
 };
@@ -93,6 +96,9 @@ static int map_check(const TensorMap &m) {
     const uint32_t span = swizzle_span(m.swizzle);
     if (span && m.row_bytes() > span)
         return refuse("a row of the box has %u bytes, more than the %u of the swizzle", m.row_bytes(), span);
+    // The H200's driver accepts 233472 and refuses 261120.
+    if (uint64_t{m.row_bytes()} * m.box[1] * m.box[2] * m.box[3] * m.box[4] > 233472)
+        return refuse("the box is larger than the shared memory of an SM");
     return 0;
 }
 
@@ -141,7 +147,10 @@ static Box box_at(const struct sm100_tensor_map *map, uint32_t rank, int64_t c0,
     box.at[0] = c0;
     box.at[1] = c1;
     box.at[2] = c2;
-    if (box.map.element_bits == 4 && c0 % 2) trap("an odd coordinate %lld of 4-bit elements", static_cast<long long>(c0));
+    // Any other start is an illegal instruction on the H200, inside the tensor or not.
+    if (c0 * box.map.element_bits % 128)
+        trap("the box starts %lld bits into the row; it must start at a multiple of 16 bytes",
+             static_cast<long long>(c0) * box.map.element_bits);
     return box;
 }
 
@@ -163,6 +172,15 @@ static void box_check_global(const Box &box, const Actor &actor, Access access) 
     }
 }
 
+// The shared memory that a box takes: one range, or sixteen bytes at a time where rows leave gaps.
+static void box_shared_access(Cta &cta, uint32_t offset, const Box &box, const Actor &actor, Access access) {
+    const uint32_t bytes = box.map.row_bytes(), pitch = box.map.pitch();
+    if (bytes == pitch) return shared_access(cta, offset, box.bytes(), actor, access);
+    for (uint32_t row = 0; row < box.rows(); row++)
+        for (uint32_t b = 0; b < bytes; b += 16)
+            shared_access(cta, swizzle_address(offset + row * pitch + b, box.map.swizzle), 16, actor, access);
+}
+
 // ---- Loads: global to shared. ----
 
 struct Load : AsyncOp {
@@ -182,7 +200,8 @@ struct Load : AsyncOp {
         std::vector<uint8_t> data(bytes, 0);
         if (box_row(box, row, &first, &last, &address)) memcpy(data.data() + first, address, last - first);
         for (uint32_t b = 0; b < bytes; b += 16)
-            memcpy(cta->shared.data() + swizzle_address(offset + row * bytes + b, box.map.swizzle), data.data() + b, 16);
+            memcpy(cta->shared.data() + swizzle_address(offset + row * box.map.pitch() + b, box.map.swizzle),
+                   data.data() + b, 16);
     }
     bool run() override {
         if (!tensor) {
@@ -216,7 +235,7 @@ static Cta &signal_cta(Cta &to, Cta &bar_cta, bool multicast, Signal signal) {
 }
 
 static std::unique_ptr<Load> load_to(const char *name, Cta &to, uint32_t offset, Cta &signaled, uint32_t bar_offset,
-                                     uint32_t bytes) {
+                                     uint32_t bytes, const Box *box) {
     Thread &thread = *machine->current;
     if (to.ended) trap("the destination CTA %u has ended", to.index);
     auto load = std::make_unique<Load>();
@@ -229,7 +248,9 @@ static std::unique_ptr<Load> load_to(const char *name, Cta &to, uint32_t offset,
     load->size = bytes;
     load->touches = {&to, &signaled};
     mbarrier_check_async_use(*load->bar, thread);
-    shared_access(to, offset, bytes, actor_async(thread, {load->bar->agent, load->phase + 1}), Access::write);
+    const Actor actor = actor_async(thread, {load->bar->agent, load->phase + 1});
+    if (box) box_shared_access(to, offset, *box, actor, Access::write);
+    else shared_access(to, offset, bytes, actor, Access::write);
     return load;
 }
 
@@ -257,7 +278,7 @@ static void tensor_load(const char *name, uint32_t dst, const Box &box, uint32_t
     bool checked = false;
     for (Cta *to : destinations(*thread.cta, dst, mask)) {
         Cta &signaled = signal_cta(*to, bar_cta, mask >= 0, signal);
-        auto load = load_to(name, *to, offset, signaled, mbar & 0xFFFFFF, box.bytes());
+        auto load = load_to(name, *to, offset, signaled, mbar & 0xFFFFFF, box.bytes(), &box);
         if (!checked)
             box_check_global(box, actor_async(thread, {load->bar->agent, load->phase + 1}), Access::read);
         checked = true;
@@ -281,7 +302,7 @@ static void bulk_load(const char *name, uint32_t dst, const void *src, uint32_t 
     bool checked = false;
     for (Cta *to : destinations(*thread.cta, dst, mask)) {
         Cta &signaled = signal_cta(*to, bar_cta, mask >= 0, Signal::same_cta);
-        auto load = load_to(name, *to, dst & 0xFFFFFF, signaled, mbar & 0xFFFFFF, size);
+        auto load = load_to(name, *to, dst & 0xFFFFFF, signaled, mbar & 0xFFFFFF, size, nullptr);
         if (!checked)
             global_access(region, src, size, actor_async(thread, {load->bar->agent, load->phase + 1}), Access::read);
         checked = true;
@@ -306,8 +327,10 @@ struct Store : AsyncOp {
             memcpy(data.data(), shared + offset, data.size());
             return;
         }
-        for (uint32_t b = 0; b < data.size(); b += 16)
-            memcpy(data.data() + b, shared + swizzle_address(offset + b, box.map.swizzle), 16);
+        const uint32_t bytes = box.map.row_bytes(), pitch = box.map.pitch();
+        for (uint32_t row = 0; row < box.rows(); row++)
+            for (uint32_t b = 0; b < bytes; b += 16)
+                memcpy(data.data() + row * bytes + b, shared + swizzle_address(offset + row * pitch + b, box.map.swizzle), 16);
     }
     void write_global() const {
         if (!tensor) {
@@ -338,7 +361,7 @@ struct Store : AsyncOp {
     }
 };
 
-static std::unique_ptr<Store> store_from(const char *name, uint32_t src, uint32_t bytes) {
+static std::unique_ptr<Store> store_from(const char *name, uint32_t src, uint32_t bytes, const Box *box) {
     Thread &thread = *machine->current;
     if (&cta_of_address(*thread.cta, src, name) != thread.cta) trap("the source must be in the CTA's own shared memory");
     if (!thread.bulk_read_agent) {
@@ -354,15 +377,20 @@ static std::unique_ptr<Store> store_from(const char *name, uint32_t src, uint32_
     store->touches = {thread.cta};
     store->data.resize(bytes);
     thread.bulk_open = true;
-    shared_access(*thread.cta, store->offset, bytes, actor_async(thread, {thread.bulk_read_agent, store->group}),
-                  Access::read);
+    const Actor actor = actor_async(thread, {thread.bulk_read_agent, store->group});
+    if (box) box_shared_access(*thread.cta, store->offset, *box, actor, Access::read);
+    else shared_access(*thread.cta, store->offset, bytes, actor, Access::read);
     return store;
 }
 
 static void tensor_store(const char *name, const Box &box, uint32_t src) {
     Thread &thread = *machine->current;
     box_check_alignment(box, src & 0xFFFFFF);
-    auto store = store_from(name, src, box.bytes());
+    for (uint32_t i = 0; i < box.map.rank; i++)
+        if (box.at[i] < 0)
+            trap("a store that starts at coordinate %lld of dimension %u: the H200 stops at negative ones",
+                 static_cast<long long>(box.at[i]), i);
+    auto store = store_from(name, src, box.bytes(), &box);
     box_check_global(box, actor_async(thread, {thread.bulk_write_agent, store->group}), Access::write);
     store->tensor = true;
     store->box = box;
@@ -501,7 +529,7 @@ void cp_async_bulk_shared_cluster_shared_cta(uint32_t dstMem, uint32_t srcMem, u
     Cta &to = cta_of_address(*thread.cta, dstMem, name), &bar_cta = cta_of_address(*thread.cta, mbar, name);
     if (&cta_of_address(*thread.cta, srcMem, name) != thread.cta) model::trap("the source must be in the CTA itself");
     if (&to != &bar_cta) model::trap("the mbarrier must be in the CTA that the data goes to");
-    auto load = load_to(name, to, dstMem & 0xFFFFFF, bar_cta, mbar & 0xFFFFFF, size);
+    auto load = load_to(name, to, dstMem & 0xFFFFFF, bar_cta, mbar & 0xFFFFFF, size, nullptr);
     shared_access(*thread.cta, srcMem & 0xFFFFFF, size, actor_async(thread, {load->bar->agent, load->phase + 1}),
                   Access::read);
     load->source_cta = thread.cta;
@@ -512,7 +540,7 @@ void cp_async_bulk_shared_cluster_shared_cta(uint32_t dstMem, uint32_t srcMem, u
 void cp_async_bulk_global_shared_cta(void *dstMem, uint32_t srcMem, uint32_t size) {
     Thread &thread = enter_synchronizing("cp.async.bulk store");
     bulk_check(srcMem, size, dstMem);
-    auto store = store_from("cp.async.bulk store", srcMem, size);
+    auto store = store_from("cp.async.bulk store", srcMem, size, nullptr);
     Region &region = region_of(dstMem, size, "writes");
     global_access(region, dstMem, size, actor_async(thread, {thread.bulk_write_agent, store->group}), Access::write);
     store->target = static_cast<char *>(dstMem);
