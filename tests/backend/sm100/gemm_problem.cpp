@@ -46,8 +46,8 @@ uint32_t gemm_problem::random() {
 static float power_of_two(int e) { return ldexpf(1.0f, e); }
 
 gemm_problem::gemm_problem(enum sm100_tile_name tile_, const std::vector<uint32_t> &rows_, uint32_t m_rows_,
-                           uint32_t k_, bool exact_, uint64_t seed)
-    : tile(tile_), rows(rows_), m_rows(m_rows_), k(k_), exact(exact_), random_state(seed) {
+                           uint32_t k_, bool exact_, uint64_t seed, const struct gemm_options &options_)
+    : tile(tile_), rows(rows_), m_rows(m_rows_), k(k_), exact(exact_), options(options_), random_state(seed) {
     const struct sm100_tile t = sm100_tiles[tile];
     machine = model_machine(&state, 2);
     for (uint32_t r : rows) {
@@ -64,8 +64,40 @@ gemm_problem::gemm_problem(enum sm100_tile_name tile_, const std::vector<uint32_
     const struct sm100_record none = {};
     args.record = (struct sm100_record *)upload(&none, sizeof none, "record");
     args.timeout_ns = 1000000000;
-    l1.assign((size_t)row_count * 2 * m_rows, NAN);
-    output.assign((size_t)row_count * m_rows, NAN);
+    const uint64_t zero = 0;
+    args.saturated_blocks = (uint64_t *)upload(&zero, 8, "saturated");
+    args.nonfinite_blocks = (uint64_t *)upload(&zero, 8, "nonfinite");
+    args.output = upload(NULL, (size_t)row_count * m_rows * 4, "output");
+    args.output_f32 = 1;
+    if (options.bf16) add_extras();
+    if (t.matrices == 2) add_h();
+}
+
+// Everything that a layer adds to a plain product.
+void gemm_problem::add_extras() {
+    for (uint32_t r = 0; r < row_count; r++) {
+        output_rows.push_back(row_count - 1 - r);
+        row_weights.push_back(exact ? power_of_two((int)(random() % 3) - 1) : 0.01f * (float)(1 + random() % 100));
+    }
+    for (uint32_t group = 0; group < rows.size(); group++) group_globals.push_back(power_of_two((int)(random() % 3)));
+    args.output_rows = (const uint32_t *)upload(output_rows.data(), output_rows.size() * 4, "output rows");
+    args.row_weights = (const float *)upload(row_weights.data(), row_weights.size() * 4, "row weights");
+    args.group_globals = (const float *)upload(group_globals.data(), group_globals.size() * 4, "group globals");
+    args.output_f32 = 0;
+    for (uint32_t i = 0; i < sm100_tiles[tile].matrices; i++) {
+        for (size_t j = 0; j < rows.size() * m_rows; j++) biases[i].push_back((float)(random() % 65) - 32.0f);
+        args.biases[i] = (const float *)upload(biases[i].data(), biases[i].size() * 4, "biases");
+    }
+}
+
+void gemm_problem::add_h() {
+    for (uint32_t group = 0; group < rows.size(); group++) h_globals.push_back(0.25f + (float)(random() % 64));
+    args.l1 = (float *)upload(NULL, (size_t)row_count * 2 * m_rows * 4, "l1");
+    args.h_row_bytes = sm100_code_row_bytes(m_rows);
+    args.h_codes = (uint8_t *)upload(NULL, (size_t)row_count * args.h_row_bytes, "h codes");
+    args.h_scales = (uint8_t *)upload(NULL, sm100_scale_bytes(device_tokens.stripes_max * 128, m_rows), "h scales");
+    args.h_globals = (const float *)upload(h_globals.data(), h_globals.size() * 4, "h globals");
+    args.swiglu = {1.0f, 0.0f, 10.0f, options.relu2};
 }
 
 gemm_problem::~gemm_problem() {
@@ -121,7 +153,9 @@ void gemm_problem::make_tokens() {
               std::vector<uint8_t>((size_t)row_count * k / 16)};
     for (uint8_t &c : tokens.codes) c = (uint8_t)random();
     for (uint8_t &s : tokens.scales) s = (uint8_t)(exact ? 0x30 + 8 * (random() % 3) : 1 + random() % 0x6F);
-    std::vector<uint8_t> codes((size_t)row_count * pitch, 0xAA), scales(sm100_scale_bytes(stripes * 128, k), 0x7F);
+    std::vector<uint8_t> codes((size_t)row_count * pitch, 0xAA);
+    std::vector<uint8_t> scales(sm100_scale_bytes(stripes * 128, k), options.padding);
+    if (options.nan_row >= 0) tokens.scales[(size_t)options.nan_row * k / 16] = 0x7F;
     uint32_t row = 0, stripe = 0;
     for (uint32_t r : rows) {
         for (uint32_t i = 0; i < r; i++, row++) {
@@ -149,21 +183,49 @@ std::string gemm_problem::compare(uint32_t matrix, const float *got, uint32_t st
         for (uint32_t m = 0; m < m_rows; m++) {
             for (uint32_t i = 0; i < k; i++) w[i] = weights[matrix][group].value(m, i);
             for (uint32_t r = (uint32_t)ends[group] - rows[group]; r < (uint32_t)ends[group]; r++) {
-                double sum = 0, size = 0;
-                for (uint32_t i = 0; i < k; i++) {
-                    sum += w[i] * x[(size_t)r * k + i];
-                    size += fabs(w[i] * x[(size_t)r * k + i]);
-                }
-                const float factor = row_globals[r] * globals[matrix][group];
-                const double value = got[(size_t)r * stride + m], expected = sum * factor;
-                // K / 64 instructions of 4 group sums, the global scale, the product with it.
-                const double bound = exact ? 0 : size * factor * (5 * (k / 64 + 1) + 4) * ldexp(1, -24);
-                if (!(fabs(value - expected) <= bound))
-                    return format("matrix %u group %u row %u feature %u is %.9g and should be %.9g +- %.3g", matrix, group,
-                                  r, m, value, expected, bound);
+                const uint32_t at = options.bf16 && sm100_tiles[tile].matrices == 1 ? output_rows[r] : r;
+                const std::string problem =
+                    compare_row(matrix, group, r, m, w.data(), &x[(size_t)r * k], got[(size_t)at * stride + m]);
+                if (!problem.empty()) return problem;
             }
         }
     return "";
+}
+
+// In fp32, in the order of the definition: the sum times the global scales, the bias, the routing weight.
+double gemm_problem::expected(uint32_t matrix, uint32_t group, uint32_t row, uint32_t m, double sum) const {
+    const bool plain = sm100_tiles[tile].matrices == 1;
+    float global = row_globals[row] * (plain && options.bf16 ? group_globals[group] : 1.0f);
+    float value = (float)sum * (global * globals[matrix][group]);
+    if (options.bf16) value += biases[matrix][(size_t)group * m_rows + m];
+    return plain && options.bf16 ? value * row_weights[row] : value;
+}
+
+static double to_bf16(double value) {
+    const double step = ldexp(1, ilogb(value) - 7);
+    return value == 0 ? 0 : nearbyint(value / step) * step;
+}
+
+std::string gemm_problem::compare_row(uint32_t matrix, uint32_t group, uint32_t row, uint32_t m, const double *w,
+                                      const double *x, float value) const {
+    double sum = 0, size = 0;
+    for (uint32_t i = 0; i < k; i++) {
+        sum += w[i] * x[i];
+        size += fabs(w[i] * x[i]);
+    }
+    const bool bf16 = options.bf16 && sm100_tiles[tile].matrices == 1;
+    // K / 64 instructions of 4 group sums, then at most 5 operations on the sum, one of them with the bias.
+    const double units = (5 * (k / 64 + 1) + 6) * ldexp(1, -24);
+    double bound = exact ? 0 : fabs(expected(matrix, group, row, m, size)) * units + 200 * ldexp(1, -24);
+    double want = expected(matrix, group, row, m, sum);
+    if ((int)row == options.nan_row) return isnan(value) ? "" : format("row %u is not NaN", row);
+    if (bf16) {
+        bound += exact ? 0 : (fabs(want) + bound) * ldexp(1, -8);
+        want = exact ? to_bf16(want) : want;
+    }
+    if (fabs((double)value - want) <= bound) return "";
+    return format("matrix %u group %u row %u feature %u is %.9g and should be %.9g +- %.3g", matrix, group, row, m,
+                  (double)value, want, bound);
 }
 
 // The nearest of 127 scales or 8 magnitudes, ties to the even code; *margin: relative distance from the tie.
@@ -183,6 +245,22 @@ static uint32_t nearest(double value, double (*decode)(uint32_t), uint32_t codes
 
 static double magnitude(uint32_t code) { return e2m1_values[code]; }
 
+double gemm_problem::activated(uint32_t row, uint32_t m) const {
+    const double limit = (double)args.swiglu.limit, weight = options.bf16 ? row_weights[row] : 1;
+    double g = l1[(size_t)row * 2 * m_rows + m], u = l1[(size_t)row * 2 * m_rows + m_rows + m];
+    if (options.relu2) return u > 0 ? u * u * weight : 0;
+    g = fmin(g, limit);
+    u = fmax(fmin(u, limit), -limit);
+    return g / (1 + exp(-g)) * u * weight;
+}
+
+// A token with a NaN has it in every block, as the scale, with codes 0.
+std::string gemm_problem::compare_nan(uint32_t row, uint32_t block, uint32_t scale) const {
+    for (uint32_t j = 0; j < 8; j++)
+        if (args.h_codes[(size_t)row * args.h_row_bytes + block * 8 + j]) return format("NaN row %u has codes", row);
+    return scale == 0x7F ? "" : format("NaN row %u block %u has scale %02x", row, block, scale);
+}
+
 // h, requantized: from the kernel's own gate and up, so that this judges only what follows them.
 std::string gemm_problem::compare_h() {
     const uint32_t pitch = args.h_row_bytes;
@@ -192,16 +270,17 @@ std::string gemm_problem::compare_h() {
             for (uint32_t block = 0; block < m_rows / 16; block++) {
                 double h[16], amax = 0, margin;
                 for (uint32_t j = 0; j < 16; j++) {
-                    double g = l1[(size_t)row * 2 * m_rows + block * 16 + j];
-                    double u = l1[(size_t)row * 2 * m_rows + m_rows + block * 16 + j];
-                    g = fmin(g, args.swiglu.limit);
-                    u = fmax(fmin(u, args.swiglu.limit), -args.swiglu.limit);
-                    h[j] = g / (1 + exp(-g)) * u;
+                    h[j] = activated(row, block * 16 + j);
                     amax = fmax(amax, fabs(h[j]));
+                }
+                const uint32_t got = args.h_scales[scale_place(stripe * 128 + i, block, m_rows)];
+                if ((int)row == options.nan_row) {
+                    const std::string problem = compare_nan(row, block, got);
+                    if (!problem.empty()) return problem;
+                    continue;
                 }
                 const double target = fmin(fmax(amax / 6 / h_globals[group], ldexp(1, -9)), 448);
                 const uint32_t scale = nearest(target, e4m3_value, 127, &margin);
-                const uint32_t got = args.h_scales[scale_place(stripe * 128 + i, block, m_rows)];
                 if (got != scale && margin > 1e-5)
                     return format("h scale of row %u block %u is %02x and should be %02x", row, block, got, scale);
                 for (uint32_t j = 0; j < 16; j++) {
@@ -217,33 +296,33 @@ std::string gemm_problem::compare_h() {
     return "";
 }
 
+// The padding of scales along K is zero in every row that was written.
+std::string gemm_problem::compare_padding() {
+    uint32_t stripe = 0;
+    for (uint32_t group = 0; group < rows.size(); stripe += (rows[group] + 127) / 128, group++)
+        for (uint32_t i = 0; i < rows[group]; i++)
+            for (uint32_t block = m_rows / 16; block % 4; block++)
+                if (args.h_scales[scale_place(stripe * 128 + i, block, m_rows)])
+                    return format("the padding of h scales, group %u row %u block %u, is not 0", group, i, block);
+    return "";
+}
+
 std::string gemm_problem::run(uint32_t sms, uint64_t seed) {
-    const bool gated = sm100_tiles[tile].matrices == 2;
-    const uint64_t zero = 0;
     machine.multiprocessors = sms;
     state.seed = seed;
-    args.saturated_blocks = (uint64_t *)upload(&zero, 8, "saturated");
-    args.nonfinite_blocks = (uint64_t *)upload(&zero, 8, "nonfinite");
-    args.output = upload(output.data(), output.size() * 4, "output");
-    args.output_f32 = 1;
-    if (gated) {
-        const uint32_t stripes = device_tokens.stripes_max;
-        for (uint32_t group = 0; group < rows.size(); group++) h_globals.push_back(0.25f + (float)(random() % 64));
-        args.l1 = (float *)upload(l1.data(), l1.size() * 4, "l1");
-        args.h_row_bytes = sm100_code_row_bytes(m_rows);
-        args.h_codes = (uint8_t *)upload(NULL, (size_t)row_count * args.h_row_bytes, "h codes");
-        args.h_scales = (uint8_t *)upload(NULL, sm100_scale_bytes(stripes * 128, m_rows), "h scales");
-        args.h_globals = (const float *)upload(h_globals.data(), h_globals.size() * 4, "h globals");
-        args.swiglu = {1.0f, 0.0f, 10.0f, 0};
-    }
     if (mm_sm100_gemm_launch(&machine, tile, &args, row_count, 0, NULL)) return megamoe_error_message();
     if (args.record->claimed) return "a wait timed out";
-    if (!gated) {
-        memcpy(output.data(), args.output, output.size() * 4);
+    if (sm100_tiles[tile].matrices == 1) {
+        output.resize((size_t)row_count * m_rows);
+        for (size_t i = 0; i < output.size(); i++) {
+            const uint32_t half = options.bf16 ? ((const uint16_t *)args.output)[i] : 0, word = half << 16;
+            memcpy(&output[i], options.bf16 ? &word : (const uint32_t *)args.output + i, 4);
+        }
         return compare(0, output.data(), m_rows);
     }
-    memcpy(l1.data(), args.l1, l1.size() * 4);
+    l1.assign(args.l1, args.l1 + (size_t)row_count * 2 * m_rows);
     std::string problem = compare(0, l1.data(), 2 * m_rows);
     if (problem.empty()) problem = compare(1, l1.data() + m_rows, 2 * m_rows);
+    if (problem.empty()) problem = compare_padding();
     return problem.empty() ? compare_h() : problem;
 }
