@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that are missing to build (build) or also to test (test). Does nothing, and needs
-# no rights, when all are there.
+# Installs the Debian packages that are missing to build (build) or also to test (test). Does nothing, and
+# needs no rights, when all are there.
 set -euo pipefail
 
 packages=(gcc cmake ninja-build pkg-config libjansson-dev)

@@ -8,7 +8,10 @@
 #include "megamoe/megamoe.h"
 #include "weights.h"
 
-/* One layer's tensors, borrowed from the mapping; the arrays and copies of small tensors are owned. */
+/*
+ * One layer's tensors, borrowed from the mapping; the arrays and the aligned copies are owned. BF16 and F32
+ * data is aligned for its type; FP4 and FP8 codes and one-byte scales begin anywhere.
+ */
 typedef struct mm_layer_source {
     megamoe_shape shape;                   /* from the tensors, completed and checked by config.json */
     uint32_t expert_first, expert_count;   /* the range in `experts` */
@@ -21,7 +24,8 @@ typedef struct mm_layer_source {
     bool declares_nvfp4_activations; /* the checkpoint says W4A4 (input scales or config) */
     uint32_t *shards;                /* the shards it reads from */
     uint32_t shard_count;
-    void *owned[4]; /* copies behind router.bias, router.token_experts, ... */
+    void **owned; /* copies behind router.bias, router.token_experts, and what the file misaligns */
+    uint32_t owned_count;
 } mm_layer_source;
 
 /*

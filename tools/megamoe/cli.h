@@ -1,6 +1,6 @@
 /*
- * The command's own small library: options, messages, tables, progress, files. The command sees libmegamoe only
- * through megamoe.h, so that everything it does can be done by any other program.
+ * The command's own small library: options, messages, tables, progress, files. The command sees libmegamoe
+ * only through megamoe.h, so that everything it does can be done by any other program.
  */
 #ifndef CLI_H
 #define CLI_H
@@ -13,7 +13,8 @@
 
 enum { CLI_GOOD = 0, CLI_CHECK_FAILED = 1, CLI_BAD_INPUT = 2 }; /* exit statuses */
 
-/* ---- options (options.c) -------------------------------------------------------------------------------- */
+/* ---- options (options.c) --------------------------------------------------------------------------------
+ */
 
 typedef struct cli_range { /* A:B, A included, B not; all zero: not given */
     uint32_t first, end;
@@ -23,7 +24,8 @@ typedef struct cli_range { /* A:B, A included, B not; all zero: not given */
 typedef struct cli_options {
     const char *words[2]; /* CKPT, OUT, ... */
     bool json, help;
-    unsigned backend, activations, input_global, intermediate_global, routing_weight; /* the library's enums */
+    unsigned backend, activations, input_global, intermediate_global,
+        routing_weight; /* the library's enums */
     bool strict, lax_routing, repair_nan_scales, no_scan, batch_invariant, shared_unclamped;
     uint32_t threads, ranks;
     cli_range experts, layers;
@@ -42,9 +44,9 @@ enum { CLI_SCALE_MAX, CLI_SCALE_4OVER6, CLI_SCALE_SEARCH };
 
 typedef struct cli_command {
     const char *name, *words, *summary;
-    const char *details;        /* what --help says below the usage line */
-    const char *examples;       /* command lines, one a line */
-    const char *options;        /* names of the options it takes, separated by spaces */
+    const char *details;  /* what --help says below the usage line */
+    const char *examples; /* command lines, one a line */
+    const char *options;  /* names of the options it takes, separated by spaces */
     unsigned words_min, words_max;
     int (*run)(const cli_options *options);
 } cli_command;
@@ -59,19 +61,20 @@ const char *cli_nearest(const char *word, const char *const *candidates);
 /* Reads "1,8,64" into at most `capacity` positive numbers; 0 after the message if it is not such a list. */
 unsigned cli_parse_list(const char *text, const char *option, uint32_t *numbers, unsigned capacity);
 
-/* ---- messages and memory (output.c) --------------------------------------------------------------------- */
+/* ---- messages and memory (output.c) ---------------------------------------------------------------------
+ */
 
 void cli_json_errors(bool on); /* errors go to stdout as JSON, too */
 int cli_fail(const char *format, ...) __attribute__((format(printf, 1, 2))); /* bad usage; CLI_BAD_INPUT */
-int cli_fail_status(megamoe_status status);                /* the library's sentence; CLI_BAD_INPUT */
-int cli_print_json(json_t *object);                        /* prints and releases; CLI_GOOD if all was written */
-int cli_flush(void);                                       /* CLI_GOOD if stdout took everything */
-json_t *cli_json_number(double value);                     /* null where JSON has no number */
-void *cli_allocate(size_t count, size_t size);             /* zeroed; ends the command if there is no memory */
+int cli_fail_status(megamoe_status status);    /* the library's sentence; CLI_BAD_INPUT */
+int cli_print_json(json_t *object);            /* prints and releases; CLI_GOOD if all was written */
+int cli_flush(void);                           /* CLI_GOOD if stdout took everything */
+json_t *cli_json_number(double value);         /* null where JSON has no number */
+void *cli_allocate(size_t count, size_t size); /* zeroed; ends the command if there is no memory */
 char *cli_format(const char *format, ...) __attribute__((format(printf, 1, 2))); /* the caller frees */
-const char *cli_bytes_text(double bytes, char text[16]);   /* "14.27 GB" */
-unsigned cli_terminal_width(void);                         /* of stdout; 80 if it is none */
-double cli_seconds(void);                                  /* monotonic */
+const char *cli_bytes_text(double bytes, char text[16]);                         /* "14.27 GB" */
+unsigned cli_terminal_width(void); /* of stdout; 80 if it is none */
+double cli_seconds(void);          /* monotonic */
 
 typedef struct cli_progress {
     const char *label;
@@ -83,22 +86,30 @@ void cli_progress_start(cli_progress *progress, const char *label);
 void cli_progress_update(cli_progress *progress, uint64_t done, uint64_t total);
 void cli_progress_end(cli_progress *progress);
 
-/* ---- tables (table.c) ----------------------------------------------------------------------------------- */
+/* ---- tables (table.c) -----------------------------------------------------------------------------------
+ */
 
 typedef struct cli_table cli_table;
-/* columns: "<layers|>experts|..."; '<' left, '>' right. The last left column takes what the terminal leaves. */
+/* columns: "<layers|>experts|..."; '<' left, '>' right. The last left column takes what the terminal leaves.
+ */
 cli_table *cli_table_new(const char *columns);
-void cli_table_add(cli_table *table, const char *format, ...) __attribute__((format(printf, 2, 3))); /* cells: tab */
+void cli_table_add(cli_table *table, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));               /* cells: tab */
 void cli_table_print(cli_table *table, unsigned indent); /* and frees */
+void cli_table_free(cli_table *table);
+/* A paragraph whose first word goes where the line stands, at column `indent`; further lines begin there. */
+void cli_print_wrapped(const char *text, unsigned indent);
 
-/* ---- a checkpoint, a device and a layer from the options (session.c) ------------------------------------- */
+/* ---- a checkpoint, a device and a layer from the options (session.c) -------------------------------------
+ */
 
 typedef struct cli_session {
     megamoe_checkpoint *checkpoint;
     megamoe_device *device;
     megamoe_layer *layer;
 } cli_session;
-megamoe_status cli_open_checkpoint(const cli_options *options, const char *path, megamoe_checkpoint **checkpoint);
+megamoe_status cli_open_checkpoint(const cli_options *options, const char *path,
+                                   megamoe_checkpoint **checkpoint);
 megamoe_status cli_open_device(const cli_options *options, megamoe_backend backend, uint32_t max_tokens,
                                megamoe_device **device);
 megamoe_layer_options cli_layer_options(const cli_options *options);
@@ -107,7 +118,8 @@ megamoe_status cli_load_layer(const cli_options *options, megamoe_device *device
                               megamoe_activations activations, megamoe_layer **out);
 void cli_session_close(cli_session *session);
 
-/* ---- a batch read from a file (batch.c) ------------------------------------------------------------------- */
+/* ---- a batch read from a file (batch.c) -------------------------------------------------------------------
+ */
 
 typedef struct cli_batch {
     megamoe_checkpoint *file; /* the input, while the batch borrows from it */
@@ -115,14 +127,37 @@ typedef struct cli_batch {
     int32_t *token_ids, *expert_ids; /* owned copies */
     float *expert_weights;
 } cli_batch;
-/* Tensors hidden, token_ids, expert_ids and expert_weights of `path`, checked against the shape. 0 or CLI_BAD_INPUT. */
+/* Tensors hidden, token_ids, expert_ids and expert_weights of `path`, checked against the shape. 0 or
+ * CLI_BAD_INPUT. */
 int cli_batch_read(const char *path, const megamoe_shape *shape, cli_batch *batch);
 void cli_batch_free(cli_batch *batch);
+/* Says which shape the tensor has and which it needs; CLI_BAD_INPUT. */
+int cli_wrong_shape(const char *path, const char *name, const megamoe_tensor *tensor, uint32_t rank,
+                    const int64_t *wanted);
 
-/* ---- stages (stages.c) ------------------------------------------------------------------------------------ */
+/* ---- stages (stages.c) ------------------------------------------------------------------------------------
+ */
+
+enum { /* bits of `written`: the fields of megamoe_stages in their order */
+       CLI_HAS_IDS = 1 << 0,
+       CLI_HAS_WEIGHTS = 1 << 1,
+       CLI_HAS_X_CODES = 1 << 2,
+       CLI_HAS_X_SCALES = 1 << 3,
+       CLI_HAS_X_GLOBALS = 1 << 4,
+       CLI_HAS_L1 = 1 << 5,
+       CLI_HAS_H = 1 << 6,
+       CLI_HAS_H_CODES = 1 << 7,
+       CLI_HAS_H_SCALES = 1 << 8,
+       CLI_HAS_H_GLOBALS = 1 << 9,
+       CLI_HAS_L2 = 1 << 10,
+       CLI_HAS_SHARED = 1 << 11,
+       CLI_HAS_OUTPUT = 1 << 12,
+       CLI_HAS_LOGITS = 1 << 13
+};
 
 /* Allocates every field that a layer of these facts has (magnitudes and logits only if asked). */
-void cli_stages_allocate(megamoe_stages *stages, const megamoe_layer_facts *facts, uint32_t token_count, bool oracle);
+void cli_stages_allocate(megamoe_stages *stages, const megamoe_layer_facts *facts, uint32_t token_count,
+                         bool oracle);
 void cli_stages_free(megamoe_stages *stages);
 
 #endif

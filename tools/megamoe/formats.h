@@ -1,7 +1,8 @@
 /*
- * The number formats as the command needs them: to make data, and to judge stages. Written from docs/numerics.md
- * and on purpose not shared with the library, since `megamoe check` must not repeat a mistake of what it judges:
- * values come from their definition, roundings from a search for the nearest value with ties to the even code.
+ * The number formats as the command needs them: to make data, and to judge stages. Written from
+ * docs/numerics.md and on purpose not shared with the library, since `megamoe check` must not repeat a
+ * mistake of what it judges: values come from their definition, roundings from a search for the nearest value
+ * with ties to the even code.
  */
 #ifndef CLI_FORMATS_H
 #define CLI_FORMATS_H
@@ -44,7 +45,8 @@ static inline double e4m3_value(unsigned byte) {
     return byte & 0x80 ? -magnitude : magnitude;
 }
 
-/* The code below `last + 1` whose value is nearest to |exact|; codes rise with their values, the last one saturates. */
+/* The code below `last + 1` whose value is nearest to |exact|; codes rise with their values, the last one
+ * saturates. */
 static inline unsigned nearest_code(double exact, double (*value)(unsigned), unsigned last) {
     unsigned low = 0, high = last;
     double magnitude = fabs(exact);

@@ -10,7 +10,9 @@
 
 static bool json_errors;
 
-void cli_json_errors(bool on) { json_errors = on; }
+void cli_json_errors(bool on) {
+    json_errors = on;
+}
 
 static int report(const char *status, const char *sentence) {
     fprintf(stderr, "megamoe: %s\n", sentence);
@@ -28,7 +30,9 @@ int cli_fail(const char *format, ...) {
     return report(megamoe_status_name(MEGAMOE_INVALID_ARGUMENT), sentence);
 }
 
-int cli_fail_status(megamoe_status status) { return report(megamoe_status_name(status), megamoe_error_message()); }
+int cli_fail_status(megamoe_status status) {
+    return report(megamoe_status_name(status), megamoe_error_message());
+}
 
 int cli_print_json(json_t *object) {
     if (!object) return cli_fail("the result cannot be written as JSON: a name in it is not valid UTF-8.");
@@ -44,12 +48,15 @@ int cli_flush(void) {
     return CLI_BAD_INPUT;
 }
 
-json_t *cli_json_number(double value) { return isfinite(value) ? json_real(value) : json_null(); }
+json_t *cli_json_number(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
 
 void *cli_allocate(size_t count, size_t size) {
     void *memory = calloc(count ? count : 1, size ? size : 1);
     if (!memory) {
-        report(megamoe_status_name(MEGAMOE_OUT_OF_MEMORY), "there is not enough memory for this; try fewer tokens or experts.");
+        report(megamoe_status_name(MEGAMOE_OUT_OF_MEMORY),
+               "there is not enough memory for this; try fewer tokens or experts.");
         exit(CLI_BAD_INPUT);
     }
     return memory;
@@ -96,7 +103,8 @@ void cli_progress_start(cli_progress *progress, const char *label) {
 
 void cli_progress_update(cli_progress *progress, uint64_t done, uint64_t total) {
     double now = cli_seconds();
-    if (!isatty(STDERR_FILENO) || total == 0 || now - progress->started < 1.0 || now - progress->drawn < 0.1) return;
+    if (!isatty(STDERR_FILENO) || total == 0 || now - progress->started < 1.0 || now - progress->drawn < 0.1)
+        return;
     unsigned filled = (unsigned)(done * 30 / total);
     fprintf(stderr, "\r%s [%.*s%*s] %3u %%", progress->label, (int)filled, "##############################",
             (int)(30 - filled), "", (unsigned)(done * 100 / total));

@@ -1,6 +1,6 @@
 /*
- * Random numbers that are a pure function of (key, position): any subset of experts, written in any order, gets the
- * same bytes. Integer arithmetic only, so that every machine agrees.
+ * Random numbers that are a pure function of (key, position): any subset of experts, written in any order,
+ * gets the same bytes. Integer arithmetic only, so that every machine agrees.
  */
 #ifndef CLI_RANDOM_H
 #define CLI_RANDOM_H
@@ -30,7 +30,9 @@ static inline uint32_t random_below(uint64_t bits, uint32_t limit) {
     return (uint32_t)(((bits >> 32) * limit) >> 32);
 }
 
-static inline double random_unit(uint64_t bits) { return (double)(bits >> 11) * 0x1p-53; }
+static inline double random_unit(uint64_t bits) {
+    return (double)(bits >> 11) * 0x1p-53;
+}
 
 /* Nearly Gaussian with variance 1, within 4.9: the sum of eight uniform bytes. */
 static inline double random_gauss(uint64_t bits) {

@@ -5,9 +5,9 @@
 #include "cli.h"
 
 typedef enum cli_naming {
-    CLI_NATIVE,  /* DeepSeek-V4: layers.N.ffn.experts.E.w1 */
-    CLI_HF,      /* model.layers.N.mlp.experts.E.gate_proj */
-    CLI_GPT_OSS  /* model.layers.N.mlp.experts.gate_up_proj_blocks, all experts in one tensor */
+    CLI_NATIVE, /* DeepSeek-V4: layers.N.ffn.experts.E.w1 */
+    CLI_HF,     /* model.layers.N.mlp.experts.E.gate_proj */
+    CLI_GPT_OSS /* model.layers.N.mlp.experts.gate_up_proj_blocks, all experts in one tensor */
 } cli_naming;
 
 typedef struct cli_shape {

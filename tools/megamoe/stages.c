@@ -1,4 +1,5 @@
-/* Memory for every stage of a layer. Nothing here is zero by chance: what a backend leaves alone stays poisoned. */
+/* Memory for every stage of a layer. Nothing here is zero by chance: what a backend leaves alone stays
+ * poisoned. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,11 +43,23 @@ void cli_stages_allocate(megamoe_stages *stages, const megamoe_layer_facts *fact
 }
 
 void cli_stages_free(megamoe_stages *stages) {
-    void *const fields[] = {stages->expert_ids, stages->expert_weights, stages->x_codes,  stages->x_scales,
-                            stages->x_globals,  stages->l1,             stages->h,        stages->h_codes,
-                            stages->h_scales,   stages->h_globals,      stages->l2,       stages->shared,
-                            stages->output,     stages->logits,         stages->l1_magnitude,
-                            stages->l2_magnitude, stages->logits_magnitude};
+    void *const fields[] = {stages->expert_ids,
+                            stages->expert_weights,
+                            stages->x_codes,
+                            stages->x_scales,
+                            stages->x_globals,
+                            stages->l1,
+                            stages->h,
+                            stages->h_codes,
+                            stages->h_scales,
+                            stages->h_globals,
+                            stages->l2,
+                            stages->shared,
+                            stages->output,
+                            stages->logits,
+                            stages->l1_magnitude,
+                            stages->l2_magnitude,
+                            stages->logits_magnitude};
     for (unsigned i = 0; i < sizeof fields / sizeof fields[0]; i++) free(fields[i]);
     *stages = (megamoe_stages){.struct_size = sizeof *stages};
 }

@@ -5,7 +5,8 @@
 #include "cli.h"
 #include "shapes.h"
 
-/* Blocks of Gaussian weights quantized once; every synthetic block is one of them with other signs and another scale. */
+/* Blocks of Gaussian weights quantized once; every synthetic block is one of them with other signs and
+ * another scale. */
 typedef struct cli_blocks cli_blocks;
 cli_blocks *cli_blocks_new(void);
 void cli_blocks_free(cli_blocks *blocks);
@@ -20,8 +21,9 @@ void cli_fill_scales(const cli_blocks *blocks, uint64_t key, unsigned group, dou
 float cli_weight_global(double sigma);
 
 /* config.json of a synthetic checkpoint, and hf_quant_config.json or NULL where the producer writes none. */
-json_t *cli_synth_config(const cli_shape *shape, unsigned format, const cli_options *options, uint32_t layer_first,
-                         uint32_t layer_end);
-json_t *cli_synth_quant_config(const cli_shape *shape, unsigned format, uint32_t layer_first, uint32_t layer_end);
+json_t *cli_synth_config(const cli_shape *shape, unsigned format, const cli_options *options,
+                         uint32_t layer_first, uint32_t layer_end);
+json_t *cli_synth_quant_config(const cli_shape *shape, unsigned format, uint32_t layer_first,
+                               uint32_t layer_end);
 
 #endif

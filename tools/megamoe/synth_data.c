@@ -1,7 +1,7 @@
 /*
- * The random weights. A pool of Gaussian blocks is quantized once; then every block costs one hash: it takes a pool
- * block's codes with random signs, and another pool block's scale. So codes and scales are distributed as those of
- * Gaussian weights, rows differ in spread, and one block in 512 is an outlier.
+ * The random weights. A pool of Gaussian blocks is quantized once; then every block costs one hash: it takes
+ * a pool block's codes with random signs, and another pool block's scale. So codes and scales are distributed
+ * as those of Gaussian weights, rows differ in spread, and one block in 512 is an outlier.
  */
 #include <stdlib.h>
 
@@ -11,15 +11,18 @@
 
 enum { POOL = 4096, ROW_LEVELS = 16, OUTLIER_ONE_IN = 512 };
 
-static const double amax_bound = 4.88 * 1.5 * 4.0; /* of a pool block, times the row's spread, times the outlier's */
+static const double amax_bound =
+    4.88 * 1.5 * 4.0; /* of a pool block, times the row's spread, times the outlier's */
 
 struct cli_blocks {
-    uint8_t codes[2][POOL][16];           /* blocks of 16 use 8 bytes, blocks of 32 use 16 */
-    uint8_t e4m3[2][ROW_LEVELS][POOL];    /* [outlier][row level] */
-    int8_t exponents[POOL];               /* of MXFP4 blocks of spread 1 */
+    uint8_t codes[2][POOL][16];        /* blocks of 16 use 8 bytes, blocks of 32 use 16 */
+    uint8_t e4m3[2][ROW_LEVELS][POOL]; /* [outlier][row level] */
+    int8_t exponents[POOL];            /* of MXFP4 blocks of spread 1 */
 };
 
-static double row_spread(unsigned level) { return 0.5 + (double)level / ROW_LEVELS; }
+static double row_spread(unsigned level) {
+    return 0.5 + (double)level / ROW_LEVELS;
+}
 
 /* Draws `group` Gaussian values and returns the largest magnitude. */
 static double draw_block(uint64_t key, uint64_t block, unsigned group, double values[32]) {
@@ -49,14 +52,17 @@ cli_blocks *cli_blocks_new(void) {
         }
         amax = draw_block(key + 1, b, 32, values);
         int exponent;
-        frexp(amax, &exponent); /* amax = f * 2^exponent with f in [1/2, 1): the OCP scale is 2^(exponent - 3) */
+        frexp(amax,
+              &exponent); /* amax = f * 2^exponent with f in [1/2, 1): the OCP scale is 2^(exponent - 3) */
         pack_block(values, 32, ldexp(1, exponent - 3), blocks->codes[1][b]);
         blocks->exponents[b] = (int8_t)(exponent - 3);
     }
     return blocks;
 }
 
-void cli_blocks_free(cli_blocks *blocks) { free(blocks); }
+void cli_blocks_free(cli_blocks *blocks) {
+    free(blocks);
+}
 
 void cli_fill_codes(const cli_blocks *blocks, uint64_t key, unsigned group, uint64_t first_row, uint64_t rows,
                     uint64_t row_bytes, uint8_t *bytes) {
@@ -81,11 +87,14 @@ void cli_fill_scales(const cli_blocks *blocks, uint64_t key, unsigned group, dou
         for (uint64_t i = 0; i < row_bytes; i++) {
             uint64_t bits = random_at(key, row * row_bytes + i);
             bool outlier = (bits >> 32) % OUTLIER_ONE_IN == 0;
-            *bytes++ = group == 16
-                           ? blocks->e4m3[outlier][level][bits % POOL]
-                           : (uint8_t)(127 + blocks->exponents[bits % POOL] + exponent - (level < 5) + 2 * outlier);
+            *bytes++ =
+                group == 16
+                    ? blocks->e4m3[outlier][level][bits % POOL]
+                    : (uint8_t)(127 + blocks->exponents[bits % POOL] + exponent - (level < 5) + 2 * outlier);
         }
     }
 }
 
-float cli_weight_global(double sigma) { return (float)(sigma * amax_bound / 2688.0); }
+float cli_weight_global(double sigma) {
+    return (float)(sigma * amax_bound / 2688.0);
+}

@@ -1,3 +1,4 @@
+/* See measure.h. */
 #define _GNU_SOURCE
 #include "backend/cpu/measure.h"
 
