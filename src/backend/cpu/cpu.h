@@ -118,8 +118,7 @@ static inline const mm_scale_table *mm_cpu_table(const mm_backend_state *state, 
 
 /* Bytes of an operand row of `columns` values. */
 static inline size_t mm_cpu_operand_bytes(const mm_kernels *kernels, uint32_t columns) {
-    size_t padded = ((size_t)columns + MM_OPERAND_PAD - 1) / MM_OPERAND_PAD * MM_OPERAND_PAD;
-    return (padded * (kernels->operands_bf16 ? 2 : 4) + 63) / 64 * 64;
+    return (padded_columns(columns) * (kernels->operands_bf16 ? 2 : 4) + 63) / 64 * 64;
 }
 
 /* Values to an operand row, with its padding zeroed. */

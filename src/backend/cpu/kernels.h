@@ -15,9 +15,9 @@
 #include "numerics/nvfp4.h"
 #include "weights.h"
 
-#define MM_OPERAND_PAD 32u /* operand rows are zero-padded to a multiple of this many values */
-#define MM_ROWS_MAX 32u    /* matrix rows of one GEMM call; a call's first row is a multiple of this */
-#define MM_PACK_ROWS 16u   /* operand rows of one packed block */
+#define MM_OPERAND_PAD 128u /* operand rows are zero-padded to a multiple of this many values */
+#define MM_ROWS_MAX 32u     /* matrix rows of one GEMM call; a call's first row is a multiple of this */
+#define MM_PACK_ROWS 16u    /* operand rows of one packed block */
 
 /* What a scale byte means, ready to use: the scale itself, and its products with the 16 codes. */
 typedef struct mm_scale_table {
@@ -41,6 +41,10 @@ typedef struct mm_gemm {
     uint32_t
         deciding_rows; /* rows that choose the kernel where kernels differ in bits; UINT32_MAX: invariant */
 } mm_gemm;
+
+static inline size_t padded_columns(uint32_t columns) {
+    return ((size_t)columns + MM_OPERAND_PAD - 1) / MM_OPERAND_PAD * MM_OPERAND_PAD;
+}
 
 typedef struct mm_quantize_counts {
     uint64_t saturated_blocks, nonfinite_blocks;

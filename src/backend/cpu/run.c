@@ -246,7 +246,9 @@ static void pack_unit(const chunk *c, uint32_t unit, bool h) {
     mm_cpu_scratch *s = c->scratch;
     const mm_cpu_group *g = find_group(c, &unit, UNITS_PACK);
     uint32_t columns = h ? g->expert->down.columns : g->expert->up.columns, first = unit * MM_PACK_ROWS;
-    mm_gemm gemm = {.operands = h            ? s->h + g->row_first * s->h_pitch
+    mm_gemm gemm = {.matrix = h ? &g->expert->down : &g->expert->up,
+                    .deciding_rows = g->deciding_rows,
+                    .operands = h            ? s->h + g->row_first * s->h_pitch
                                 : g->x_nvfp4 ? s->x_nvfp4
                                              : s->x,
                     .operand_pitch = h ? s->h_pitch : s->x_pitch,
