@@ -11,9 +11,10 @@
 #include <immintrin.h>
 
 #include "backend/cpu/avx512_weights.h"
+#include "backend/cpu/vnni.h"
 #include "numerics/e8m0.h"
 
-#define TILED_ROWS_MIN 4u /* fewer operand rows go through avx512.c */
+#define TILED_ROWS_MIN 3u /* fewer operand rows go through vnni.c: measured on a Sapphire Rapids */
 
 enum {
     TILE = 16,            /* rows of a tile, and its dwords per row */
@@ -31,22 +32,26 @@ typedef struct panel {
 _Static_assert(sizeof(panel) <= MM_PANEL_BYTES, "the panel fits the scratch of a thread");
 _Static_assert(MM_ROWS_MAX == 2 * TILE && MM_PACK_ROWS == TILE, "a call is two tiles of weight rows");
 
-/* The level below, for few operand rows and for what has no exact BF16 weights. */
-static mm_kernels narrow;
+/* The level below, for what is not packed: routers, and weights that are not exact in BF16. */
+static void (*narrow_gemm)(const mm_gemm *g);
 
 /* FP8 under F32 scales is not exact in BF16 once scaled. */
 static bool is_tiled(const mm_matrix *m, uint32_t deciding_rows) {
     return deciding_rows >= TILED_ROWS_MIN && !(m->format == MM_FP8 && m->scale_dtype != MEGAMOE_E8M0);
 }
 
-static bool packs(const mm_matrix *m, uint32_t deciding_rows) {
-    return is_tiled(m, deciding_rows) || narrow.packs(m, deciding_rows);
+static bool is_walked(const mm_matrix *m, uint32_t deciding_rows) {
+    return deciding_rows < TILED_ROWS_MIN && (m->format == MM_NVFP4 || m->format == MM_MXFP4);
+}
+
+static unsigned packs(const mm_matrix *m, uint32_t deciding_rows) {
+    return is_walked(m, deciding_rows) ? 4 : is_tiled(m, deciding_rows) ? 2 : 0;
 }
 
 /* A tile for every 32 columns: row p holds columns 2 p and 2 p + 1 of the 16 operand rows, a dword each. */
 static void pack(const mm_gemm *g, uint32_t columns, uint32_t first, uint8_t *packed) {
-    if (!is_tiled(g->matrix, g->deciding_rows)) {
-        narrow.pack(g, columns, first, packed);
+    if (is_walked(g->matrix, g->deciding_rows)) {
+        mm_vnni_pack(g, columns, first, packed);
         return;
     }
     uint32_t rows = g->count - first < TILE ? g->count - first : TILE;
@@ -199,10 +204,12 @@ MM_TEMPLATE void packed_gemm(const mm_gemm *g, uint32_t columns, const bool unpa
 }
 
 static void gemm(const mm_gemm *g) {
-    if (g->packed && is_tiled(g->matrix, g->deciding_rows))
-        packed_gemm(g, g->matrix->columns, true);
+    if (!g->packed)
+        narrow_gemm(g);
+    else if (is_walked(g->matrix, g->deciding_rows))
+        mm_vnni_gemm(g);
     else
-        narrow.gemm(g);
+        packed_gemm(g, g->matrix->columns, true);
 }
 
 /* Any bytes are operands here: they need not be packed to be multiplied. */
@@ -213,7 +220,7 @@ static void tiles(const mm_gemm *g, uint32_t columns) {
 }
 
 void mm_kernels_amx(mm_kernels *kernels) {
-    narrow = *kernels;
+    narrow_gemm = kernels->gemm;
     kernels->gemm = gemm;
     kernels->packs = packs;
     kernels->pack = pack;

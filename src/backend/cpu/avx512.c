@@ -182,8 +182,8 @@ MM_TEMPLATE void walk_all(const mm_gemm *g, const unsigned group_shift) {
 }
 
 /* Whether a few operand rows are worth their own kernel. */
-static bool packs(const mm_matrix *m, uint32_t deciding_rows) {
-    return deciding_rows <= FEW_OPERANDS && (m->format == MM_NVFP4 || m->format == MM_MXFP4);
+static unsigned packs(const mm_matrix *m, uint32_t deciding_rows) {
+    return deciding_rows <= FEW_OPERANDS && (m->format == MM_NVFP4 || m->format == MM_MXFP4) ? 2 : 0;
 }
 
 /* Operand rows in the order of walk_columns: word i of the s-th 32 of 128 columns is column 4 i + s. */

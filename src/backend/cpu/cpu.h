@@ -30,8 +30,9 @@ typedef struct mm_cpu_group {
     uint32_t deciding_rows;            /* rows of this expert in the whole batch */
     uint32_t l1_unit_end, l2_unit_end; /* units of all groups up to and including this one */
     bool shared, x_nvfp4, h_nvfp4;
-    bool x_packed, h_packed; /* the operands of L1, of L2 are packed, from row packed_first on */
-    uint32_t packed_first, pack_unit_end;
+    unsigned x_packed, h_packed; /* bytes per value of the packed operands of L1, of L2; 0: not packed */
+    size_t packed_offset;        /* where they begin, in bytes */
+    uint32_t pack_unit_end;
     float h_global; /* nvfp4: of the intermediate; else 1 */
 } mm_cpu_group;
 

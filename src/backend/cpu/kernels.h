@@ -73,11 +73,11 @@ typedef struct mm_kernels {
                      mm_quantize_counts *counts);
     void (*gemm)(const mm_gemm *gemm);
     /*
-     * A level whose GEMM wants many operands in another order has these two, else they are NULL. `packs`:
-     * whether it wants so for this matrix where `deciding_rows` decide. `pack`: rows first .. of one block,
-     * to `packed`.
+     * A level whose GEMM wants operands in another order where `deciding_rows` decide: `packs` gives the
+     * bytes per value of that order, 4 (for at most MM_PACK_ROWS rows), 2, or 0 for operands as they are.
+     * `pack` brings rows first .. of one block there. Both NULL: never.
      */
-    bool (*packs)(const mm_matrix *matrix, uint32_t deciding_rows);
+    unsigned (*packs)(const mm_matrix *matrix, uint32_t deciding_rows);
     void (*pack)(const mm_gemm *gemm, uint32_t columns, uint32_t first, uint8_t *packed);
     /* The same for the F32 weights [.., columns] of a router, which need not be aligned; gemm->matrix is not
      * read. */
