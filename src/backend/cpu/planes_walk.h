@@ -49,11 +49,16 @@ MM_TEMPLATE void walk_tail(walk *w, size_t b, unsigned row, size_t bytes, const 
     walk_block(w, b, row, codes, scales, operands, low, group_shift);
 }
 
-/* NaN scales: E4M3 0x7F with either sign, E8M0 0xFF. */
+/* NaN scales, eight bytes at a time: E4M3 0x7F with either sign carries into its upper bit, E8M0 0xFF is all
+ * ones. */
 static inline bool has_nan_scale(const uint8_t *scales, size_t count, const unsigned group_shift) {
-    unsigned any = 0;
-    for (size_t i = 0; i < count; i++)
-        any |= group_shift == 4 ? (scales[i] & 0x7F) == 0x7F : scales[i] == 0xFF;
+    const uint64_t ones = 0x0101010101010101;
+    uint64_t any = 0;
+    for (size_t i = 0; i < count; i += 8) {
+        uint64_t word = 0;
+        memcpy(&word, scales + i, count - i < 8 ? count - i : 8);
+        any |= (group_shift == 4 ? (word & 127 * ones) + ones : (~word - ones) & word) & 128 * ones;
+    }
     return any != 0;
 }
 
@@ -100,7 +105,8 @@ static bool uses_low_plane(const mm_gemm *g, uint32_t first, uint32_t count) {
 MM_TEMPLATE void walk_operands(const mm_gemm *g, uint32_t first, const unsigned operands, const bool low,
                                const unsigned group_shift) {
     uint32_t row = 0;
-    for (; row + 4 <= g->row_count; row += 4) walk_rows(g, row, first, 4, operands, low, group_shift);
+    for (; row + WALK_ROWS <= g->row_count; row += WALK_ROWS)
+        walk_rows(g, row, first, WALK_ROWS, operands, low, group_shift);
     for (; row < g->row_count; row++) walk_rows(g, row, first, 1, operands, low, group_shift);
 }
 
