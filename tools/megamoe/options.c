@@ -20,10 +20,11 @@ typedef struct option_spec {
 } option_spec;
 
 static const char *const backends[] = {"auto",          "reference", "cpu",   "cuda",
-                                       "cuda-portable", "sm90",      "sm100", NULL};
+                                       "cuda-portable", "sm90",      "sm100", "sm100-model",
+                                       NULL};
 static const unsigned backend_values[] = {MEGAMOE_BACKEND_AUTO, MEGAMOE_REFERENCE,     MEGAMOE_CPU,
                                           MEGAMOE_CUDA,         MEGAMOE_CUDA_PORTABLE, MEGAMOE_SM90,
-                                          MEGAMOE_SM100};
+                                          MEGAMOE_SM100,        MEGAMOE_SM100_ON_MODEL};
 static const char *const activations[] = {"auto", "bf16", "nvfp4", NULL};
 static const char *const input_globals[] = {"auto", "static", "token", "unit", NULL};
 static const char *const intermediate_globals[] = {"auto", "static", "", "unit", NULL};
@@ -60,7 +61,7 @@ static const option_spec specs[] = {
     {"scale", "HOW", WORD, AT(scale), scales, "max, 4over6 or search: how a block's scale is chosen"},
     {"separate", NULL, FLAG, AT(separate), NULL, "gate and up get global scales of their own"},
     {"backend", "NAME", WORD, AT(backend), backends,
-     "auto, reference, cpu, cuda, cuda-portable, sm90 or sm100"},
+     "auto, reference, cpu, cuda, cuda-portable, sm90, sm100, or sm100-model (a plugin for tests)"},
     {"activations", "KIND", WORD, AT(activations), activations, "auto, bf16 or nvfp4"},
     {"input-global", "KIND", WORD, AT(input_global), input_globals,
      "global scale of nvfp4 inputs: auto, static, token or unit"},
