@@ -127,7 +127,8 @@ class Headers(Refusals):
 
     def test_bad_syntax(self):
         nested = b'{"a":' + b"[" * 200 + b"]" * 200 + b"}"
-        twice = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+        one = b'"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
+        twice = b"{" + one + b"," + one + b"}"
         for text in (b"x", b"[]", b"{", nested, b'{"a":1}', twice, b'{"a":{"dtype":"U8"}}'):
             self.refused("inspect", self.file(struct.pack("<Q", len(text)) + text + b"x"), names=["f.safetensors"])
 

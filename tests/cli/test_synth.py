@@ -85,7 +85,7 @@ class Synth(Case):
         self.assertEqual(contents(self.path("whole", "config.json")), contents(self.path("again", "config.json")))
 
     def test_realistic_spread(self):
-        """Codes as of Gaussian weights: every code, the large ones rare, each block reaching 6; scales of many sizes."""
+        """Codes as of Gaussian weights: every code, the large ones rare, each block reaching 6; many scales."""
         t = self.make("a", "--shape", "tiny")
         codes = t["layers.0.ffn.experts.3.w1.weight"][2]
         counts = [0] * 16

@@ -1,4 +1,4 @@
-/* See bench_weights.h. Weights as synth makes them, stacked by projection as megamoe_layer_create takes them. */
+/* Weights as synth makes them, stacked by projection as megamoe_layer_create takes them. */
 #include "bench_weights.h"
 
 #include <math.h>
