@@ -349,8 +349,8 @@ static std::string wait_text(const Thread &thread) {
 }
 
 // One line per group of lanes of a warp that wait for the same thing.
-static void deadlock_report(void) {
-    std::string text = "deadlock: no thread can run and no asynchronous operation is left.";
+static void deadlock_report(const char *what) {
+    std::string text = what;
     for (const auto &launch : machine->launches)
         for (const auto &cta : launch->ctas)
             for (const auto &warp : cta->warps) {
@@ -422,13 +422,12 @@ static void run_loop(void) {
         if (machine->eagerness && random_below(65536) < machine->eagerness) async_step();
         if (machine->ready_warps.empty()) {
             if (!machine->sleepers.empty() && random_below(2)) wake_all(machine->sleepers);
-            else if (!async_step() && !wake_idle(last_progress, rounds)) return deadlock_report();
+            else if (!async_step() && !wake_idle(last_progress, rounds)) return deadlock_report("deadlock: no thread can run and no asynchronous operation is left.");
             continue;
         }
         run_warp(*machine->ready_warps[random_below(static_cast<uint32_t>(machine->ready_warps.size()))]);
         if (machine->report->steps > steps_max) {
-            deadlock_report();
-            report_set(SM100_MODEL_DEADLOCK, "the run does not end");
+            deadlock_report("the run does not end: it has reached the limit of steps.");
             return;
         }
     }
