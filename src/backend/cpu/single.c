@@ -1,0 +1,183 @@
+/* The stages that engines call one by one: quantize, dequantize, grouped GEMM. They may allocate; a layer's
+ * run may not. */
+#include <stdlib.h>
+
+#include "backend/cpu/cpu.h"
+#include "backend/cpu/parallel.h"
+#include "error.h"
+
+static size_t element_bytes(megamoe_dtype dtype) {
+    return dtype == MEGAMOE_F32 ? 4 : 2;
+}
+
+/* ---- quantize ---- */
+
+typedef struct quantize_job {
+    mm_backend_state *state;
+    const megamoe_tensor *values;
+    const float *global;
+    const megamoe_tensor *codes, *scales, *globals;
+    float *rows; /* [threads, columns] */
+} quantize_job;
+
+static void quantize_row(void *context, uint32_t unit, uint32_t thread) {
+    const quantize_job *job = context;
+    const mm_kernels *kernels = &job->state->kernels;
+    size_t columns = (size_t)job->values->extent[1], row = unit;
+    const uint8_t *source =
+        (const uint8_t *)job->values->data + row * columns * element_bytes(job->values->dtype);
+    float *values = job->rows + thread * columns, g;
+    if (job->values->dtype == MEGAMOE_F32)
+        memcpy(values, source, columns * sizeof *values);
+    else
+        kernels->load(source, MEGAMOE_BF16, (uint32_t)columns, values);
+    g = job->global ? *job->global : mm_nvfp4_global_from_amax(kernels->amax(values, (uint32_t)columns));
+    kernels->quantize(values, (uint32_t)columns, g, (uint8_t *)job->codes->data + row * (columns / 2),
+                      (uint8_t *)job->scales->data + row * (columns / 16),
+                      &job->state->tallies[thread].blocks);
+    ((float *)job->globals->data)[row] = g;
+}
+
+megamoe_status mm_cpu_quantize(mm_backend_state *state, const megamoe_tensor *values, const float *global,
+                               megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals,
+                               void *stream) {
+    quantize_job job = {state, values, global, codes, scales, globals, NULL};
+    (void)stream;
+    job.rows = malloc(state->threads * (size_t)values->extent[1] * sizeof *job.rows + 1);
+    if (!job.rows)
+        return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory to quantize rows of %lld",
+                       (long long)values->extent[1]);
+    mm_parallel_for(state->threads, (uint32_t)values->extent[0], quantize_row, &job);
+    for (uint32_t t = 0; t < state->threads; t++)
+        state->tallies[t] = (mm_cpu_tally){0}; /* no layer to count for */
+    free(job.rows);
+    return MEGAMOE_OK;
+}
+
+/* ---- dequantize ---- */
+
+typedef struct dequantize_job {
+    mm_backend_state *state;
+    const megamoe_tensor *codes, *scales, *globals, *values;
+} dequantize_job;
+
+static void dequantize_row(void *context, uint32_t unit, uint32_t thread) {
+    const dequantize_job *job = context;
+    bool e8m0 = job->scales->dtype == MEGAMOE_E8M0;
+    const float *table = e8m0 ? job->state->e8m0.scales : job->state->e4m3.scales;
+    size_t columns = (size_t)job->codes->extent[1], row = unit, group = e8m0 ? 32 : 16;
+    const uint8_t *codes = (const uint8_t *)job->codes->data + row * (columns / 2);
+    const uint8_t *scales = (const uint8_t *)job->scales->data + row * (columns / group);
+    const float *globals = job->globals ? job->globals->data : NULL;
+    float g = globals ? globals[job->globals->extent[0] == 1 ? 0 : row] : 1.0f;
+    (void)thread;
+    for (size_t k = 0; k < columns; k++) {
+        float value = mm_e2m1_to_f32(mm_e2m1_unpack(codes, k)) * table[scales[k / group]] * g;
+        if (job->values->dtype == MEGAMOE_F32)
+            ((float *)job->values->data)[row * columns + k] = value;
+        else
+            ((uint16_t *)job->values->data)[row * columns + k] = mm_bf16_from_f32(value);
+    }
+}
+
+megamoe_status mm_cpu_dequantize(mm_backend_state *state, const megamoe_tensor *codes,
+                                 const megamoe_tensor *scales, const megamoe_tensor *globals,
+                                 megamoe_tensor *values, void *stream) {
+    dequantize_job job = {state, codes, scales, globals, values};
+    (void)stream;
+    mm_parallel_for(state->threads, (uint32_t)codes->extent[0], dequantize_row, &job);
+    return MEGAMOE_OK;
+}
+
+/* ---- grouped GEMM ---- */
+
+typedef struct grouped_job {
+    mm_backend_state *state;
+    const megamoe_tensor *rows, *row_scales, *output;
+    const mm_matrix *matrices;
+    const int32_t *offsets;
+    uint32_t row_blocks; /* of MM_ROWS_MAX matrix rows */
+    size_t operand_pitch, thread_bytes;
+    uint8_t *operands, *threads;
+} grouped_job;
+
+static void pack_row(void *context, uint32_t unit, uint32_t thread) {
+    const grouped_job *job = context;
+    const mm_kernels *kernels = &job->state->kernels;
+    size_t columns = (size_t)job->rows->extent[1], row = unit;
+    float *values = (float *)(job->threads + thread * job->thread_bytes);
+    if (job->rows->dtype == MEGAMOE_BF16) {
+        kernels->load((const uint16_t *)job->rows->data + row * columns, MEGAMOE_BF16, (uint32_t)columns,
+                      values);
+    } else {
+        const uint8_t *codes = (const uint8_t *)job->rows->data + row * (columns / 2);
+        const uint8_t *scales = (const uint8_t *)job->row_scales->data + row * (columns / 16);
+        for (size_t k = 0; k < columns; k++)
+            values[k] = mm_e2m1_to_f32(mm_e2m1_unpack(codes, k)) * job->state->e4m3.scales[scales[k / 16]];
+    }
+    mm_cpu_operand_store(kernels, values, (uint32_t)columns, job->operands + row * job->operand_pitch);
+}
+
+/* One block of rows of one group's matrix against at most MM_BLOCK_ROWS of the group's rows. */
+static void multiply_block(const grouped_job *job, const mm_matrix *m, uint32_t n, uint32_t first,
+                           uint32_t count, uint32_t deciding_rows, uint32_t thread) {
+    float *sums = (float *)(job->threads + thread * job->thread_bytes);
+    mm_gemm gemm = {.matrix = m,
+                    .table = mm_cpu_table(job->state, m),
+                    .row_first = n,
+                    .row_count = m->rows - n < MM_ROWS_MAX ? m->rows - n : MM_ROWS_MAX,
+                    .operands = job->operands + first * job->operand_pitch,
+                    .operand_pitch = job->operand_pitch,
+                    .count = count,
+                    .sums = sums,
+                    .sums_pitch = MM_ROWS_MAX,
+                    .panel = sums + (size_t)MM_BLOCK_ROWS * MM_ROWS_MAX,
+                    .deciding_rows = deciding_rows};
+    job->state->kernels.gemm(&gemm);
+    for (uint32_t r = 0; r < count; r++)
+        for (uint32_t i = 0; i < gemm.row_count; i++) {
+            size_t at = ((size_t)first + r) * m->rows + n + i;
+            float value = sums[r * MM_ROWS_MAX + i] * m->global;
+            if (job->output->dtype == MEGAMOE_F32)
+                ((float *)job->output->data)[at] = value;
+            else
+                ((uint16_t *)job->output->data)[at] = mm_bf16_from_f32(value);
+        }
+}
+
+static void multiply_unit(void *context, uint32_t unit, uint32_t thread) {
+    const grouped_job *job = context;
+    uint32_t group = unit / job->row_blocks, n = unit % job->row_blocks * MM_ROWS_MAX;
+    uint32_t begin = group ? (uint32_t)job->offsets[group - 1] : 0, end = (uint32_t)job->offsets[group];
+    uint32_t deciding = job->state->batch_invariant ? UINT32_MAX : end - begin;
+    for (uint32_t r = begin; r < end; r += MM_BLOCK_ROWS)
+        multiply_block(job, &job->matrices[group], n, r, end - r < MM_BLOCK_ROWS ? end - r : MM_BLOCK_ROWS,
+                       deciding, thread);
+}
+
+megamoe_status mm_cpu_grouped_gemm(mm_backend_state *state, const megamoe_tensor *rows,
+                                   const megamoe_tensor *row_scales, const mm_matrix *matrices,
+                                   const int32_t *offsets, uint32_t group_count, megamoe_tensor *output,
+                                   void *stream) {
+    uint32_t count = (uint32_t)rows->extent[0], columns = (uint32_t)rows->extent[1];
+    grouped_job job = {.state = state,
+                       .rows = rows,
+                       .row_scales = row_scales,
+                       .output = output,
+                       .matrices = matrices,
+                       .offsets = offsets,
+                       .row_blocks = (matrices[0].rows + MM_ROWS_MAX - 1) / MM_ROWS_MAX,
+                       .operand_pitch = mm_cpu_operand_bytes(&state->kernels, columns)};
+    size_t sums_bytes = (size_t)MM_BLOCK_ROWS * MM_ROWS_MAX * sizeof(float), operand_bytes;
+    (void)stream;
+    job.thread_bytes = sums_bytes + MM_PANEL_BYTES + (size_t)columns * sizeof(float);
+    job.thread_bytes = (job.thread_bytes + 63) / 64 * 64;
+    operand_bytes = (count ? count : 1) * job.operand_pitch;
+    job.operands = aligned_alloc(64, operand_bytes + state->threads * job.thread_bytes);
+    if (!job.operands) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %u operand rows", count);
+    job.threads = job.operands + operand_bytes;
+    mm_parallel_for(state->threads, count, pack_row, &job);
+    mm_parallel_for(state->threads, group_count * job.row_blocks, multiply_unit, &job);
+    free(job.operands);
+    return MEGAMOE_OK;
+}

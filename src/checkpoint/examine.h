@@ -1,0 +1,17 @@
+/*
+ * The look at every layer when a checkpoint is opened: headers and scalars only. It fills megamoe_layer_info
+ * and the anomalies, with the same code that a load runs, so that what is called an error there is what a
+ * load refuses.
+ */
+#ifndef MM_CHECKPOINT_EXAMINE_H
+#define MM_CHECKPOINT_EXAMINE_H
+
+#include "checkpoint/quantization.h"
+#include "checkpoint/source.h"
+
+/* info's strings are constants or belong to `layer`. contradictions counts the anomalies of that kind. */
+megamoe_status mm_layer_examine(const mm_tensors *tensors, const mm_config *config,
+                                const mm_quantization *declared, const mm_layer_tensors *layer,
+                                mm_anomalies *anomalies, megamoe_layer_info *info, uint32_t *contradictions);
+
+#endif

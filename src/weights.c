@@ -1,0 +1,27 @@
+/* Names and sizes of weight matrices. */
+#include "weights.h"
+
+const char *mm_format_name(mm_format format) {
+    switch (format) {
+    case MM_NVFP4: return "nvfp4";
+    case MM_MXFP4: return "mxfp4";
+    case MM_BF16: return "bf16";
+    case MM_FP8: return "fp8";
+    }
+    return "unknown";
+}
+
+uint64_t mm_matrix_bytes(const mm_matrix *m) {
+    uint64_t values = (uint64_t)m->rows * m->columns;
+    switch (m->format) {
+    case MM_NVFP4: return values / 2 + values / 16;
+    case MM_MXFP4: return values / 2 + values / 32;
+    case MM_BF16: return values * 2;
+    case MM_FP8: {
+        uint64_t blocks = (uint64_t)((m->rows + m->block_rows - 1) / m->block_rows) *
+                          ((m->columns + m->block_columns - 1) / m->block_columns);
+        return values + blocks * (m->scale_dtype == MEGAMOE_F32 ? 4 : 1);
+    }
+    }
+    return 0;
+}

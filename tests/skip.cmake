@@ -1,0 +1,2 @@
+# Says which test was skipped and why; ctest recognizes the first word.
+message("skipped ${NAME}: ${REASON}")

@@ -1,0 +1,73 @@
+/* megamoe: finds the command and hands over. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+
+static const cli_command *const commands[] = {&cli_inspect, &cli_run,      &cli_check, &cli_bench,
+                                              &cli_synth,   &cli_quantize, &cli_doctor};
+enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
+
+static void print_overview(FILE *stream) {
+    fprintf(
+        stream,
+        "Usage: megamoe COMMAND [OPTION]...\n"
+        "Runs the NVFP4 Mixture-of-Experts layers of published checkpoints, and shows that they are right.\n\n"
+        "Commands:\n");
+    for (unsigned i = 0; i < COMMAND_COUNT; i++)
+        fprintf(stream, "  %-9s %s\n", commands[i]->name, commands[i]->summary);
+    fprintf(stream,
+            "\nmegamoe COMMAND --help shows its options and an example. --version shows the version.\n"
+            "Exit status: 0 good, 1 the check failed, 2 bad usage or bad input.\n\n"
+            "Environment:\n"
+            "  MEGAMOE_BACKEND   the backend when --backend is not given\n"
+            "  MEGAMOE_THREADS   threads of the cpu when --threads is not given\n"
+            "  MEGAMOE_ISA       caps the cpu level: scalar, avx2, avx512, amx\n"
+            "  MEGAMOE_DEBUG     1: norms and timings of every stage on stderr (also MEGA_MOE_DEBUG)\n"
+            "  MEGA_MOE_STATIC   1: skip the experts, their output is zero; to bisect a model\n"
+            "  MEGA_MOE_USE_CUTLASS  accepted from earlier setups, without effect\n");
+}
+
+static const cli_command *find_command(const char *name) {
+    for (unsigned i = 0; i < COMMAND_COUNT; i++)
+        if (strcmp(commands[i]->name, name) == 0) return commands[i];
+    return NULL;
+}
+
+static int unknown_command(const char *word) {
+    const char *names[COMMAND_COUNT + 1] = {NULL};
+    for (unsigned i = 0; i < COMMAND_COUNT; i++) names[i] = commands[i]->name;
+    const char *nearest = cli_nearest(word, names);
+    if (nearest) return cli_fail("there is no command '%s'; did you mean '%s'?", word, nearest);
+    return cli_fail("there is no command '%s'; 'megamoe --help' lists them.", word);
+}
+
+int main(int argc, char **argv) {
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--json") == 0) cli_json_errors(true);
+
+    if (argc < 2) {
+        print_overview(stderr);
+        return CLI_BAD_INPUT;
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("megamoe %s\n", megamoe_version());
+        return cli_flush();
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        (strcmp(argv[1], "help") == 0 && argc == 2)) {
+        print_overview(stdout);
+        return cli_flush();
+    }
+    bool help = strcmp(argv[1], "help") == 0;
+    const cli_command *command = find_command(argv[help ? 2 : 1]);
+    if (!command) return unknown_command(argv[help ? 2 : 1]);
+
+    cli_options options = {0};
+    if (!help && cli_parse(command, argc - 2, argv + 2, &options) != CLI_GOOD) return CLI_BAD_INPUT;
+    if (help || options.help) {
+        cli_print_help(command);
+        return cli_flush();
+    }
+    return command->run(&options);
+}
