@@ -10,7 +10,8 @@ struct TrapCase {
     uint32_t cluster;
     const char *sentence; // null: must pass
 };
-#define CASE(kind, cluster, sentence) {kind, #kind, cluster, sentence}
+#define CASE(kind, cluster, sentence)                                                                                  \
+    { kind, #kind, cluster, sentence }
 
 static const TrapCase cases[] = {
     CASE(TRAP_ALLOC_GROWS, 1, "later allocations must not be larger"),
@@ -75,12 +76,13 @@ static std::string run(const Memories &m, const TrapCase &c, uint64_t seed) {
     const uint64_t dims[] = {128, 64}, strides[] = {128};
     const uint32_t box[] = {128, 8}, box_row[] = {128, 1};
     sm100_model_tensor_map_encode(&args.map, SM100_MODEL_U8, 2, m.memory, dims, strides, box, SM100_MODEL_SWIZZLE_128B);
-    sm100_model_tensor_map_encode(&args.map_row, SM100_MODEL_U8, 2, m.read_only, dims, strides, box_row, SM100_MODEL_SWIZZLE_NONE);
+    sm100_model_tensor_map_encode(&args.map_row, SM100_MODEL_U8, 2, m.read_only, dims, strides, box_row,
+                                  SM100_MODEL_SWIZZLE_NONE);
     args.memory = m.memory, args.read_only = m.read_only, args.flag = m.flag, args.kind = c.kind;
     *m.flag = 0;
     for (uint32_t i = 0; i < 8192; i++) m.read_only[i] = (uint8_t)(i / 128 + 3 * i);
-    const struct sm100_model_launch launch = {"trap", SM100_MODEL_THUNK(trap_kernel, struct trap_args), &args, c.cluster, c.cluster, 64,
-                                              8448};
+    const struct sm100_model_launch launch = {
+        "trap", SM100_MODEL_THUNK(trap_kernel, struct trap_args), &args, c.cluster, c.cluster, 64, 8448};
     struct sm100_model_options options = {};
     options.struct_size = sizeof options;
     options.seed = seed;
@@ -101,7 +103,8 @@ static std::string check_result(const Memories &m, const TrapCase &c) {
     if (c.kind == RIGHT_GATHER4)
         for (uint32_t i = 0; i < 512; i++) {
             const uint32_t row = rows[i / 128];
-            if (m.memory[4096 + i] != (row < 64 ? m.read_only[128 * row + i % 128] : 0)) return "byte " + std::to_string(i);
+            if (m.memory[4096 + i] != (row < 64 ? m.read_only[128 * row + i % 128] : 0))
+                return "byte " + std::to_string(i);
         }
     return "";
 }
@@ -117,7 +120,8 @@ int main(void) {
             const std::string found = run(m, c, seed);
             if (c.sentence ? found.find(c.sentence) == std::string::npos : !found.empty())
                 problem = "seed " + std::to_string(seed) + ": " + (found.empty() ? "not caught" : found);
-            else if (!c.sentence) problem = check_result(m, c);
+            else if (!c.sentence)
+                problem = check_result(m, c);
         }
         test_case(c.name, problem);
     }

@@ -42,7 +42,8 @@ SM100_DEVICE void tensor_cases(const struct trap_args &args, const struct trap_p
     if (p.warp == 0) {
         if (args.kind == TRAP_ALLOC_AFTER_RELINQUISH) ptx::tcgen05_relinquish_alloc_permit<1>();
         if (args.kind == TRAP_ALLOC_GROWS) ptx::tcgen05_alloc<1>(p.slot, 64);
-        if (args.kind == TRAP_ALLOC_TOO_MUCH || args.kind == TRAP_ALLOC_AFTER_RELINQUISH) ptx::tcgen05_alloc<1>(p.slot, 32);
+        if (args.kind == TRAP_ALLOC_TOO_MUCH || args.kind == TRAP_ALLOC_AFTER_RELINQUISH)
+            ptx::tcgen05_alloc<1>(p.slot, 32);
         if (args.kind == TRAP_DEALLOC_OTHER_COUNT) ptx::tcgen05_dealloc<1>(taddr, 64);
     }
     if (args.kind == TRAP_LD_NOT_UNIFORM) ptx::tcgen05_ld_32x32b<1>(r, taddr + quadrant + (lane & 1));
@@ -61,7 +62,8 @@ SM100_DEVICE void tensor_cases(const struct trap_args &args, const struct trap_p
 // One mma with scales and descriptors that are wrong in one bit.
 SM100_DEVICE void mma_cases(const struct trap_args &args, const struct trap_place &p) {
     const uint32_t taddr = alloc_one(p, 128), bytes = 8192;
-    for (uint32_t i = 4 * p.t; i < bytes; i += 256) ptx::st_shared_u32(p.base + i, args.kind == TRAP_SCALE_SIGN ? 0xB8383838u : 0);
+    for (uint32_t i = 4 * p.t; i < bytes; i += 256)
+        ptx::st_shared_u32(p.base + i, args.kind == TRAP_SCALE_SIGN ? 0xB8383838u : 0);
     ptx::fence_proxy_async_shared_cta();
     barrier_open(p, 1);
     ptx::tcgen05_fence_after_thread_sync();
@@ -74,7 +76,8 @@ SM100_DEVICE void mma_cases(const struct trap_args &args, const struct trap_plac
         ptx::tcgen05_commit<1>(p.bar);
     }
     ptx::bar_warp_sync(0xffffffffu);
-    while (!ptx::mbarrier_try_wait_parity(p.bar, 0)) {}
+    while (!ptx::mbarrier_try_wait_parity(p.bar, 0)) {
+    }
     ptx::bar_sync(0, 64);
     if (p.warp == 0) ptx::tcgen05_dealloc<1>(taddr, 128);
 }
@@ -102,7 +105,9 @@ SM100_DEVICE void copy_cases(const struct trap_args &args, const struct trap_pla
     case TRAP_BULK_SIZE: ptx::cp_async_bulk_shared_cluster_global(p.base, args.memory, 24, p.bar); return;
     case TRAP_BULK_NO_FENCE: ptx::cp_async_bulk_global_shared_cta(args.memory, p.base + 4096, 16); return;
     case TRAP_TMA_RANK: ptx::cp_async_bulk_tensor_3d(to, map, 0, 0, 0, p.bar, ptx::cache_evict_first); return;
-    case TRAP_MULTICAST_MASK: ptx::cp_async_bulk_tensor_2d_multicast(to, map, 0, 0, p.bar, 4, ptx::cache_evict_first); return;
+    case TRAP_MULTICAST_MASK:
+        ptx::cp_async_bulk_tensor_2d_multicast(to, map, 0, 0, p.bar, 4, ptx::cache_evict_first);
+        return;
     default: break;
     }
     ptx::mbarrier_arrive_expect_tx(p.bar, 1024);
@@ -145,8 +150,10 @@ SM100_DEVICE void warp_cases(const struct trap_args &args) {
     switch (args.kind) {
     case TRAP_SHFL_OUTSIDE: ptx::shfl_sync_idx(1, 31, lane < 16 ? 0x0000ffffu : 0xffff0000u); break;
     case TRAP_DIVERGED:
-        if (lane < 16) ptx::shfl_sync_idx(1, 0, 0xffffffffu);
-        else ptx::vote_sync_ballot(1, 0xffffffffu);
+        if (lane < 16)
+            ptx::shfl_sync_idx(1, 0, 0xffffffffu);
+        else
+            ptx::vote_sync_ballot(1, 0xffffffffu);
         break;
     case TRAP_EXITED_LANE:
         if (lane == 5) return;
@@ -172,8 +179,10 @@ SM100_DEVICE void right_cases(const struct trap_args &args, const struct trap_pl
             ptx::cp_async_bulk_tensor_2d_gather4(p.base, &args.map_row, 0, 5, 63, 64, 2, p.bar); // row 64 is outside
         }
         ptx::bar_warp_sync(0xffffffffu);
-        while (!ptx::mbarrier_try_wait_parity(p.bar, 0)) {}
-        for (uint32_t i = p.t; i < 512; i += 64) ptx::st_global_u8(args.memory + 65536 / 16 + i, ptx::ld_shared_u8(p.base + i));
+        while (!ptx::mbarrier_try_wait_parity(p.bar, 0)) {
+        }
+        for (uint32_t i = p.t; i < 512; i += 64)
+            ptx::st_global_u8(args.memory + 65536 / 16 + i, ptx::ld_shared_u8(p.base + i));
     } else if (args.kind == RIGHT_SUB_WORDS) { // neighbors in one word belong to different warps
         for (uint32_t i = 0; i < 4; i++) {
             const uint32_t byte = 4 * (p.t % 32) + 2 * p.warp + i % 2;
@@ -181,7 +190,8 @@ SM100_DEVICE void right_cases(const struct trap_args &args, const struct trap_pl
             ptx::st_global_u8(args.memory + 128 * (i / 2) + byte, (uint8_t)(byte + i));
         }
         ptx::bar_sync(0, 64);
-        ptx::st_global_u32(args.memory + 256 + 4 * p.t, ptx::ld_shared_u32(p.base + 4 * p.t) ^ ptx::ld_global_u32(args.memory + 4 * p.t));
+        ptx::st_global_u32(args.memory + 256 + 4 * p.t,
+                           ptx::ld_shared_u32(p.base + 4 * p.t) ^ ptx::ld_global_u32(args.memory + 4 * p.t));
     } else if (args.kind == RIGHT_SPLIT_BARRIERS) { // one warp arrives early, works, and only then waits
         for (uint32_t round = 0; round < 5; round++) {
             ptx::st_shared_u32(p.base + 4 * p.t + 256 * (round & 1), p.t + round);
@@ -191,7 +201,8 @@ SM100_DEVICE void right_cases(const struct trap_args &args, const struct trap_pl
                                ptx::ld_shared_u32(p.base + 4 * (63 - p.t) + 256 * (round & 1)));
         }
     } else if (args.kind == RIGHT_SLEEPING_LOOP) {
-        if (p.t == 0) ptx::st_release_gpu_u32(args.flag, 1);
+        if (p.t == 0)
+            ptx::st_release_gpu_u32(args.flag, 1);
         else
             while (!ptx::ld_acquire_gpu_u32(args.flag)) ptx::nanosleep(50);
     }
@@ -199,12 +210,20 @@ SM100_DEVICE void right_cases(const struct trap_args &args, const struct trap_pl
 
 SM100_KERNEL(64) void trap_kernel(SM100_ARGS(struct trap_args, args)) {
     const uint32_t base = shared_base();
-    const struct trap_place p = {base, base + bar_at, base + slot_at, ptx::tid_x() / 32, ptx::tid_x(), ptx::cluster_ctarank()};
-    if (args.kind <= TRAP_PAIR_ALLOC_DIFFERS || args.kind == RIGHT_ST_LD) tensor_cases(args, p);
-    else if (args.kind <= TRAP_BAR_COUNT) barrier_cases(args, p);
-    else if (args.kind <= TRAP_BULK_NO_FENCE) copy_cases(args, p);
-    else if (args.kind <= TRAP_CLUSTER_WAIT) memory_cases(args, p);
-    else if (args.kind <= TRAP_SLEEPING_LOOP) warp_cases(args);
-    else if (args.kind <= TRAP_RESERVED_BITS) mma_cases(args, p);
-    else right_cases(args, p);
+    const struct trap_place p = {base,         base + bar_at,         base + slot_at, ptx::tid_x() / 32,
+                                 ptx::tid_x(), ptx::cluster_ctarank()};
+    if (args.kind <= TRAP_PAIR_ALLOC_DIFFERS || args.kind == RIGHT_ST_LD)
+        tensor_cases(args, p);
+    else if (args.kind <= TRAP_BAR_COUNT)
+        barrier_cases(args, p);
+    else if (args.kind <= TRAP_BULK_NO_FENCE)
+        copy_cases(args, p);
+    else if (args.kind <= TRAP_CLUSTER_WAIT)
+        memory_cases(args, p);
+    else if (args.kind <= TRAP_SLEEPING_LOOP)
+        warp_cases(args);
+    else if (args.kind <= TRAP_RESERVED_BITS)
+        mma_cases(args, p);
+    else
+        right_cases(args, p);
 }
