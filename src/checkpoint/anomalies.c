@@ -117,6 +117,13 @@ void mm_names_add(mm_names *names, const char *name) {
     names->count++;
 }
 
+bool mm_names_hold(const mm_names *names, const char *name) {
+    size_t length = strlen(name);
+    for (const char *at = names->text; (at = strstr(at, name)); at += length)
+        if ((at == names->text || at[-1] == ' ') && (at[length] == ',' || at[length] == '\0')) return true;
+    return false;
+}
+
 void mm_names_add_number(mm_names *names, uint32_t number) {
     char text[16];
     snprintf(text, sizeof text, "%u", number);

@@ -38,6 +38,7 @@ typedef struct mm_names {
     uint32_t count;
 } mm_names;
 void mm_names_add(mm_names *names, const char *name);
+bool mm_names_hold(const mm_names *names, const char *name); /* among the first ten */
 void mm_names_add_number(mm_names *names, uint32_t number);
 
 #endif

@@ -33,7 +33,7 @@ static int by_key(const void *left, const void *right) {
 static uint32_t mtp_first(const mm_tensor_name *names, uint32_t count, uint32_t layer_count) {
     uint32_t end = layer_count;
     for (uint32_t i = 0; i < count && !layer_count; i++)
-        if (names[i].stem_length && !names[i].mtp && names[i].layer + 1 > end) end = names[i].layer + 1;
+        if (names[i].numbered && !names[i].mtp && names[i].layer + 1 > end) end = names[i].layer + 1;
     return end;
 }
 

@@ -312,7 +312,7 @@ static uint32_t declared_block(const mm_config *config, size_t side) {
  * partial. */
 static megamoe_status fp8_read(mm_reading *reading, const mm_slice *slice, const view *codes,
                                const mm_tensor *scale, mm_matrix *matrix) {
-    view grid;
+    view grid = {0};
     uint64_t count, offset_rows = 0;
     uint32_t experts = slice->stacked ? slice->experts : 1;
     if (!scale)
@@ -384,7 +384,7 @@ static megamoe_status codes_read(mm_reading *reading, const mm_parts *parts, con
                                           MM_PART_BLOCKS_SCALE};
     const mm_tensor *scale;
     megamoe_dtype dtype = mm_tensor_dtype(tensor);
-    view codes;
+    view codes = {0};
     bool packed = dtype == MEGAMOE_U8 || dtype == MEGAMOE_I8;
     MM_TRY(part_choose(reading, parts, scale_parts, 4, &scale));
     MM_TRY(view_make(reading, tensor, slice, &codes));

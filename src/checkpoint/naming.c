@@ -180,7 +180,8 @@ void mm_tensor_name_parse(const char *name, mm_tensor_name *parsed) {
         rest = number ? number_read(number, &parsed->layer) : NULL;
         if (!rest) continue;
         parsed->mtp = stems[i].mtp;
-        parsed->stem_length = (size_t)(number - name);
+        parsed->stem_length = (size_t)(strstr(name, stems[i].mtp ? "mtp." : "layers.") - name);
+        parsed->numbered = true;
     }
     if (!rest) return;
     for (size_t i = 0; i < COUNT(blocks); i++) {

@@ -53,6 +53,7 @@ typedef struct mm_tensor_name {
     uint32_t layer, expert;
     mm_projection projection;
     uint32_t part;        /* mm_part, or mm_router_part */
+    bool numbered;        /* the name has a layer's number, whether or not it is part of an MoE layer */
     size_t stem_length;   /* of what stands before "layers." or "mtp." */
     size_t prefix_length; /* of the MoE block's name, such as "model.layers.3.mlp" */
 } mm_tensor_name;

@@ -53,13 +53,18 @@ static bool entry_matches(const mm_ignore *entry, const char *module) {
     return entry->has_wildcard ? wildcard_matches(entry->text, module) : name_holds(entry->text, module);
 }
 
+/* One of the names that lists may use for a module. */
+static void spelling_make(const char *module, size_t stem_length, uint32_t which, char *text, size_t size) {
+    if (which == 0)
+        snprintf(text, size, "%s", module);
+    else
+        snprintf(text, size, "%s%s", stems[which - 1], module + stem_length);
+}
+
 bool mm_quantization_ignores(const mm_quantization *declared, const char *module, size_t stem_length) {
     char spelling[512];
     for (uint32_t s = 0; s < SPELLINGS; s++) {
-        if (s == 0)
-            snprintf(spelling, sizeof spelling, "%s", module);
-        else
-            snprintf(spelling, sizeof spelling, "%s%s", stems[s - 1], module + stem_length);
+        spelling_make(module, stem_length, s, spelling, sizeof spelling);
         for (uint32_t i = 0; i < declared->ignored_count; i++)
             if (entry_matches(&declared->ignored[i], spelling)) return true;
     }
@@ -67,13 +72,16 @@ bool mm_quantization_ignores(const mm_quantization *declared, const char *module
 }
 
 mm_format mm_quantization_format(const mm_quantization *declared, const char *module, size_t stem_length) {
+    char spelling[512];
     const char *name;
     json_t *value;
     if (mm_quantization_ignores(declared, module, stem_length)) return 0;
     if (!declared->listed) return declared->experts;
-    json_object_foreach((json_t *)declared->listed, name,
-                        value) if (name_holds(name, module) ||
-                                   name_holds(name, module + stem_length)) return declared->experts;
+    for (uint32_t s = 0; s < SPELLINGS; s++) {
+        spelling_make(module, stem_length, s, spelling, sizeof spelling);
+        json_object_foreach((json_t *)declared->listed, name,
+                            value) if (name_holds(name, spelling)) return declared->experts;
+    }
     return 0;
 }
 

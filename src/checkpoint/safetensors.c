@@ -2,12 +2,12 @@
  */
 #include "checkpoint/safetensors.h"
 
+#include "checkpoint/json_scan.h"
 #include "error.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,70 +60,190 @@ void mm_tensor_shape_text(const mm_tensor *tensor, char *text, size_t size) {
     if (used < size) snprintf(text + used, size - used, tensor->rank > 4 ? ", ...]" : "]");
 }
 
-static megamoe_status bad_tensor(const char *path, const char *name, const char *what) {
-    return mm_fail(MEGAMOE_CORRUPT_FILE, "%s: tensor %s %s", path, name, what);
-}
+/* ---- the header ------------------------------------------------------------------------------------------
+ */
 
-/* Reads shape, checks the product in 64 bits, and gives the size in bits. */
-static megamoe_status shape_read(const char *path, const json_t *shape, mm_tensor *tensor, uint64_t *bits) {
-    size_t rank = json_array_size(shape);
-    if (!json_is_array(shape)) return bad_tensor(path, tensor->name, "has no shape");
-    if (rank > 32) return bad_tensor(path, tensor->name, "has more than 32 dimensions");
-    tensor->rank = (uint8_t)rank;
-    *bits = kinds[tensor->kind].bits;
-    for (size_t i = 0; i < rank; i++) {
-        const json_t *extent = json_array_get(shape, i);
-        json_int_t value = json_integer_value(extent);
-        if (!json_is_integer(extent) || value < 0)
-            return bad_tensor(path, tensor->name, "has an extent that is not a whole number");
-        if (i < 4) tensor->extent[i] = value;
-        if (__builtin_mul_overflow(*bits, (uint64_t)value, bits))
-            return bad_tensor(path, tensor->name, "has a shape whose product does not fit 64 bits");
+/* Names are copied once, into blocks, because headers come in pieces. */
+struct mm_name_block {
+    struct mm_name_block *next;
+    size_t used, size;
+    char text[];
+};
+#define NAME_BLOCK_BYTES 65536
+
+static const char *name_keep(mm_shard *shard, const char *name) {
+    size_t length = strlen(name) + 1; /* at most MM_SCAN_STRING_MAX */
+    struct mm_name_block *block = shard->names;
+    if (!block || block->size - block->used < length) {
+        block = malloc(sizeof *block + NAME_BLOCK_BYTES);
+        if (!block) return NULL;
+        *block = (struct mm_name_block){.next = shard->names, .size = NAME_BLOCK_BYTES};
+        shard->names = block;
     }
-    return MEGAMOE_OK;
+    block->used += length;
+    return memcpy(block->text + block->used - length, name, length);
 }
 
-static megamoe_status kind_read(const char *path, const json_t *dtype, mm_tensor *tensor) {
-    const char *name = json_string_value(dtype);
-    if (!name) return bad_tensor(path, tensor->name, "has no dtype");
+/* One entry of the header, before it is checked. */
+typedef struct entry {
+    bool has_dtype, has_shape, has_offsets;
+    char dtype[MM_SCAN_STRING_MAX];
+    uint32_t rank;
+    int64_t extent[4];
+    uint64_t elements;
+    bool too_many; /* the product of the shape does not fit */
+    int64_t begin, end;
+} entry;
+
+static bool shape_scan(mm_json_scan *scan, entry *e) {
+    bool first = true;
+    int64_t extent;
+    if (!mm_scan_open(scan, '[')) return false;
+    e->elements = 1;
+    while (mm_scan_next_item(scan, &first)) {
+        if (!mm_scan_count(scan, &extent)) return false;
+        if (e->rank == 32) return mm_scan_fail(scan, "more than 32 dimensions");
+        if (e->rank < 4) e->extent[e->rank] = extent;
+        e->rank++;
+        e->too_many |= __builtin_mul_overflow(e->elements, (uint64_t)extent, &e->elements);
+    }
+    return scan->problem == NULL;
+}
+
+static bool offsets_scan(mm_json_scan *scan, entry *e) {
+    bool first = true;
+    return mm_scan_open(scan, '[') && mm_scan_next_item(scan, &first) && mm_scan_count(scan, &e->begin) &&
+           mm_scan_next_item(scan, &first) && mm_scan_count(scan, &e->end) &&
+           !mm_scan_next_item(scan, &first);
+}
+
+/* {"dtype": ..., "shape": [...], "data_offsets": [begin, end]}, each once; other keys are for other readers.
+ */
+static bool entry_scan(mm_json_scan *scan, char *key, entry *e) {
+    bool first = true, *seen;
+    e->has_dtype = e->has_shape = e->has_offsets = e->too_many = false;
+    e->rank = 0;
+    if (!mm_scan_open(scan, '{')) return false;
+    while (mm_scan_next_key(scan, &first, key)) {
+        seen = strcmp(key, "dtype") == 0          ? &e->has_dtype
+               : strcmp(key, "shape") == 0        ? &e->has_shape
+               : strcmp(key, "data_offsets") == 0 ? &e->has_offsets
+                                                  : NULL;
+        if (seen && *seen) return mm_scan_fail(scan, "a duplicate key");
+        if (seen) *seen = true;
+        if (!(seen == &e->has_dtype     ? mm_scan_string(scan, e->dtype)
+              : seen == &e->has_shape   ? shape_scan(scan, e)
+              : seen == &e->has_offsets ? offsets_scan(scan, e)
+                                        : mm_scan_skip(scan)))
+            return mm_scan_fail(scan, "expected data_offsets of two whole numbers");
+    }
+    return scan->problem == NULL;
+}
+
+static megamoe_status bad_tensor(const mm_shard *shard, const char *name, const char *what) {
+    return mm_fail(MEGAMOE_CORRUPT_FILE, "%s: tensor %s %s", shard->path, name, what);
+}
+
+static megamoe_status kind_find(const mm_shard *shard, const entry *e, mm_tensor *tensor) {
     for (size_t i = 0; i < KIND_COUNT; i++)
-        if (strcmp(name, kinds[i].name) == 0) {
+        if (strcmp(e->dtype, kinds[i].name) == 0) {
             tensor->kind = (uint8_t)i;
             return MEGAMOE_OK;
         }
-    return mm_fail(MEGAMOE_CORRUPT_FILE, "%s: tensor %s has the unknown dtype '%.32s'", path, tensor->name,
-                   name);
+    return mm_fail(MEGAMOE_CORRUPT_FILE, "%s: tensor %s has the unknown dtype '%.32s'", shard->path,
+                   tensor->name, e->dtype);
 }
 
-/* data points at the first byte after the header; nothing is read there. */
-static megamoe_status tensor_read(const mm_shard *shard, const json_t *entry, const uint8_t *data,
+/* The entry as a tensor; data points at the first byte after the header, and nothing is read there. */
+static megamoe_status entry_check(const mm_shard *shard, const entry *e, const uint8_t *data,
                                   uint64_t data_bytes, mm_tensor *tensor) {
-    const json_t *offsets = json_object_get(entry, "data_offsets");
-    const json_t *begin_json = json_array_get(offsets, 0), *end_json = json_array_get(offsets, 1);
-    json_int_t begin = json_integer_value(begin_json), end = json_integer_value(end_json);
-    uint64_t bits = 0;
+    uint64_t bits;
     char shape[128];
-    if (!json_is_object(entry)) return bad_tensor(shard->path, tensor->name, "is not described by an object");
-    MM_TRY(kind_read(shard->path, json_object_get(entry, "dtype"), tensor));
-    MM_TRY(shape_read(shard->path, json_object_get(entry, "shape"), tensor, &bits));
-    if (json_array_size(offsets) != 2 || !json_is_integer(begin_json) || !json_is_integer(end_json))
-        return bad_tensor(shard->path, tensor->name, "has no data_offsets of two whole numbers");
-    if (begin < 0 || end < begin || (uint64_t)end > data_bytes)
+    if (!e->has_dtype || !e->has_shape || !e->has_offsets)
+        return bad_tensor(shard, tensor->name,
+                          !e->has_dtype   ? "has no dtype"
+                          : !e->has_shape ? "has no shape"
+                                          : "has no data_offsets");
+    MM_TRY(kind_find(shard, e, tensor));
+    if (e->begin > e->end || (uint64_t)e->end > data_bytes)
         return mm_fail(MEGAMOE_CORRUPT_FILE,
-                       "%s: tensor %s has data_offsets [%" JSON_INTEGER_FORMAT ", %" JSON_INTEGER_FORMAT
+                       "%s: tensor %s has data_offsets [%" PRId64 ", %" PRId64
                        "], but the file holds %" PRIu64 " bytes of data",
-                       shard->path, tensor->name, begin, end, data_bytes);
-    tensor->bytes = (uint64_t)(end - begin);
-    tensor->data = data + begin;
-    if (bits % 8 != 0 || bits / 8 != tensor->bytes) {
-        mm_tensor_shape_text(tensor, shape, sizeof shape);
-        return mm_fail(
-            MEGAMOE_CORRUPT_FILE,
-            "%s: tensor %s is %s %s, which takes %" PRIu64 " bytes, but its data_offsets give %" PRIu64,
-            shard->path, tensor->name, mm_tensor_dtype_name(tensor), shape, bits / 8, tensor->bytes);
+                       shard->path, tensor->name, e->begin, e->end, data_bytes);
+    if (e->too_many || __builtin_mul_overflow(e->elements, (uint64_t)kinds[tensor->kind].bits, &bits))
+        return bad_tensor(shard, tensor->name, "has a shape whose size does not fit 64 bits");
+    tensor->rank = (uint8_t)e->rank;
+    memcpy(tensor->extent, e->extent, sizeof(int64_t) * (e->rank < 4 ? e->rank : 4));
+    tensor->data = data + e->begin;
+    tensor->bytes = (uint64_t)(e->end - e->begin);
+    if (bits % 8 == 0 && bits / 8 == tensor->bytes) return MEGAMOE_OK;
+    mm_tensor_shape_text(tensor, shape, sizeof shape);
+    return mm_fail(MEGAMOE_CORRUPT_FILE,
+                   "%s: tensor %s is %s %s, which takes %" PRIu64
+                   " bytes, but its data_offsets give %" PRIu64,
+                   shard->path, tensor->name, mm_tensor_dtype_name(tensor), shape, bits / 8, tensor->bytes);
+}
+
+static megamoe_status tensor_append(mm_shard *shard, const char *name, uint32_t number, mm_tensors *tensors,
+                                    mm_tensor **out) {
+    mm_tensor *tensor;
+    if (tensors->count == tensors->capacity) {
+        uint64_t capacity = tensors->capacity ? 2ull * tensors->capacity : 256;
+        mm_tensor *grown = capacity > UINT32_MAX ? NULL : realloc(tensors->tensors, capacity * sizeof *grown);
+        if (!grown) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for the tensors of %s", shard->path);
+        tensors->tensors = grown;
+        tensors->capacity = (uint32_t)capacity;
     }
+    tensor = &tensors->tensors[tensors->count];
+    *tensor = (mm_tensor){.name = name_keep(shard, name), .shard = number};
+    if (!tensor->name) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for the names of %s", shard->path);
+    *out = tensor;
     return MEGAMOE_OK;
 }
+
+/* Everything between the header's braces. `name` and `e` are room for one entry. */
+static megamoe_status header_scan(mm_json_scan *scan, mm_shard *shard, uint64_t header_bytes, uint32_t number,
+                                  entry *e, char *name, mm_tensors *tensors) {
+    const uint8_t *data = shard->base + 8 + header_bytes;
+    uint64_t data_bytes = shard->bytes - 8 - header_bytes;
+    bool first = true, has_metadata = false;
+    mm_scan_open(scan, '{');
+    while (mm_scan_next_key(scan, &first, name)) {
+        mm_tensor *tensor = NULL;
+        if (strcmp(name, "__metadata__") == 0) {
+            if (has_metadata || !mm_scan_skip(scan)) mm_scan_fail(scan, "a second __metadata__");
+            has_metadata = true;
+            continue;
+        }
+        MM_TRY(tensor_append(shard, name, number, tensors, &tensor));
+        if (!entry_scan(scan, name, e))
+            return mm_fail(MEGAMOE_CORRUPT_FILE, "%s: byte %" PRIu64 ": tensor %s: %s", shard->path,
+                           scan->offset, tensor->name, scan->problem);
+        MM_TRY(entry_check(shard, e, data, data_bytes, tensor));
+        tensors->count++;
+    }
+    if (mm_scan_end(scan)) return MEGAMOE_OK;
+    return mm_fail(MEGAMOE_CORRUPT_FILE, "%s: byte %" PRIu64 " of the header: %s", shard->path, scan->offset,
+                   scan->problem);
+}
+
+static megamoe_status header_read(mm_shard *shard, uint64_t header_bytes, uint32_t number,
+                                  mm_tensors *tensors) {
+    struct {
+        mm_json_scan scan;
+        entry e;
+        char name[MM_SCAN_STRING_MAX];
+    } *room = malloc(sizeof *room);
+    megamoe_status status;
+    if (!room) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory to read the header of %s", shard->path);
+    mm_scan_begin(&room->scan, shard->file, 8, 8 + header_bytes);
+    status = header_scan(&room->scan, shard, header_bytes, number, &room->e, room->name, tensors);
+    free(room);
+    return status;
+}
+
+/* ---- the data --------------------------------------------------------------------------------------------
+ */
 
 static int by_place(const void *left, const void *right) {
     const mm_tensor *a = *(const mm_tensor *const *)left, *b = *(const mm_tensor *const *)right;
@@ -164,54 +284,8 @@ static megamoe_status tiling_check(const mm_shard *shard, const mm_tensor *tenso
     return status;
 }
 
-/* Appends the header's tensors, with names in one allocation of the shard. */
-static megamoe_status tensors_read(mm_shard *shard, const json_t *header, uint64_t header_bytes,
-                                   uint32_t number, mm_tensors *tensors) {
-    const uint8_t *data = shard->base + 8 + header_bytes;
-    uint64_t data_bytes = shard->bytes - 8 - header_bytes;
-    uint32_t first = tensors->count;
-    size_t count = json_object_size(header), name_bytes = 0;
-    const char *key;
-    char *name;
-    json_t *entry;
-    json_object_foreach((json_t *)header, key, entry) name_bytes += strlen(key) + 1;
-    if (tensors->count + count > tensors->capacity) {
-        size_t capacity = 2 * (tensors->count + count);
-        mm_tensor *grown = capacity > UINT32_MAX ? NULL : realloc(tensors->tensors, capacity * sizeof *grown);
-        if (!grown)
-            return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for the %zu tensors of %s", count, shard->path);
-        tensors->tensors = grown;
-        tensors->capacity = (uint32_t)capacity;
-    }
-    shard->names = name = malloc(name_bytes + 1);
-    if (!name) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for the names of %s", shard->path);
-    json_object_foreach((json_t *)header, key, entry) {
-        mm_tensor *tensor = &tensors->tensors[tensors->count];
-        if (strcmp(key, "__metadata__") == 0) continue;
-        memset(tensor, 0, sizeof *tensor);
-        tensor->shard = number;
-        tensor->name = name;
-        name = stpcpy(name, key) + 1;
-        MM_TRY(tensor_read(shard, entry, data, data_bytes, tensor));
-        tensors->count++;
-    }
-    return tiling_check(shard, tensors->tensors + first, tensors->count - first, data, data_bytes);
-}
-
-typedef struct header_stream {
-    int file;
-    uint64_t position, end;
-} header_stream;
-
-/* The header is read in pieces, so that its length sizes no allocation and a shrinking file cannot fault. */
-static size_t header_piece(void *buffer, size_t size, void *context) {
-    header_stream *stream = context;
-    uint64_t left = stream->end - stream->position;
-    ssize_t got = pread(stream->file, buffer, left < size ? (size_t)left : size, (off_t)stream->position);
-    if (got < 0) return (size_t)-1;
-    stream->position += (uint64_t)got;
-    return (size_t)got;
-}
+/* ---- the file --------------------------------------------------------------------------------------------
+ */
 
 static megamoe_status header_length(const mm_shard *shard, uint64_t *length) {
     uint8_t start[9] = {0};
@@ -256,26 +330,16 @@ static megamoe_status shard_map(mm_shard *shard, bool writable) {
 
 megamoe_status mm_shard_open(const char *path, bool writable, uint32_t number, mm_tensors *tensors) {
     mm_shard *shard = &tensors->shards[number];
-    header_stream stream = {.position = 8};
-    uint64_t length = 0;
-    json_error_t error;
-    json_t *header;
-    megamoe_status status;
+    uint32_t first = tensors->count;
+    uint64_t header_bytes = 0, data_bytes;
     shard->path = strdup(path);
     if (!shard->path) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory to open %s", path);
     MM_TRY(shard_map(shard, writable));
-    MM_TRY(header_length(shard, &length));
-    stream.file = shard->file;
-    stream.end = 8 + length;
-    header = json_load_callback(header_piece, &stream, JSON_REJECT_DUPLICATES, &error);
-    if (!header)
-        return mm_fail(MEGAMOE_CORRUPT_FILE, "%s: byte %d of the header: %s", path, error.position,
-                       error.text);
-    status = json_is_object(header)
-                 ? tensors_read(shard, header, length, number, tensors)
-                 : mm_fail(MEGAMOE_CORRUPT_FILE, "%s: the header is not a JSON object", path);
-    json_decref(header);
-    return status;
+    MM_TRY(header_length(shard, &header_bytes));
+    MM_TRY(header_read(shard, header_bytes, number, tensors));
+    data_bytes = shard->bytes - 8 - header_bytes;
+    return tiling_check(shard, tensors->tensors + first, tensors->count - first,
+                        shard->base + 8 + header_bytes, data_bytes);
 }
 
 void mm_tensors_close(mm_tensors *tensors) {
@@ -284,7 +348,10 @@ void mm_tensors_close(mm_tensors *tensors) {
         if (shard->base) munmap(shard->base, shard->bytes);
         if (shard->file >= 0) close(shard->file);
         free(shard->path);
-        free(shard->names);
+        for (struct mm_name_block *block = shard->names, *next; block; block = next) {
+            next = block->next;
+            free(block);
+        }
     }
     free(tensors->shards);
     free(tensors->tensors);

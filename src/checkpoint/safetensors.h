@@ -29,12 +29,14 @@ megamoe_dtype mm_tensor_dtype(const mm_tensor *tensor);    /* 0: a type that not
 const char *mm_tensor_dtype_name(const mm_tensor *tensor); /* as the file spells it */
 void mm_tensor_shape_text(const mm_tensor *tensor, char *text, size_t size); /* "[64, 32]" */
 
+struct mm_name_block; /* private to safetensors.c */
+
 typedef struct mm_shard {
     char *path;
     int file; /* stays open, so that a file that shrinks is noticed before its pages are read */
     uint8_t *base;
     uint64_t bytes;
-    char *names; /* one allocation for the names of its tensors */
+    struct mm_name_block *names; /* where the names of its tensors are kept */
 } mm_shard;
 
 typedef struct mm_tensors {

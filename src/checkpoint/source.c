@@ -306,8 +306,9 @@ static megamoe_status experts_plan(mm_reading *reading, const mm_layer_tensors *
                                  missing.text);
     }
     if (end - first == 0 || (!config->has_experts_range && end != count) || end > count)
-        return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "expert-count", NULL,
-                                 "%s has %u experts in the files, but %s %u", layer->prefix, end - first,
+        return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "expert-count", stack,
+                                 "%s%s %u experts in the files, but %s %u", stack ? "" : layer->prefix,
+                                 stack ? "stacks" : " has", end - first,
                                  gate ? "the router's rows are" : "config.json declares", count);
     plan->expert_first = first;
     plan->expert_end = end;

@@ -1,7 +1,7 @@
 /* Devices in different threads do not know of each other; each thread has its own error sentence. */
 #include "api.h"
 
-#include <threads.h>
+#include <pthread.h>
 
 #define T 9u
 #define ROUNDS 20
@@ -17,7 +17,7 @@ typedef struct worker {
 } worker;
 
 /* No cmocka here: it belongs to the main thread. */
-static int run_often(void *argument) {
+static void *run_often(void *argument) {
     worker *w = argument;
     uint16_t output[T * 96];
     megamoe_batch batch = {.struct_size = sizeof batch,
@@ -37,12 +37,12 @@ static int run_often(void *argument) {
             !strstr(megamoe_error_message(), w->sentence))
             w->wrong++;
     }
-    return 0;
+    return NULL;
 }
 
 static void two_devices_in_two_threads(void **state) {
     worker workers[2];
-    thrd_t threads[2];
+    pthread_t threads[2];
     static const uint32_t sizes[2] = {64, 96};
     for (unsigned i = 0; i < 2; i++) {
         worker *w = &workers[i];
@@ -61,8 +61,8 @@ static void two_devices_in_two_threads(void **state) {
         w->expected = api_run(w->layer, &l.desc.shape, T, w->hidden, ids, weights);
     }
     for (unsigned i = 0; i < 2; i++)
-        assert_int_equal(thrd_create(&threads[i], run_often, &workers[i]), thrd_success);
-    for (unsigned i = 0; i < 2; i++) assert_int_equal(thrd_join(threads[i], NULL), thrd_success);
+        assert_int_equal(pthread_create(&threads[i], NULL, run_often, &workers[i]), 0);
+    for (unsigned i = 0; i < 2; i++) assert_int_equal(pthread_join(threads[i], NULL), 0);
     for (unsigned i = 0; i < 2; i++) {
         assert_int_equal(workers[i].wrong, 0);
         megamoe_layer_close(workers[i].layer);

@@ -51,7 +51,11 @@ static megamoe_status run_router(cli_examination *e) {
     batch.expert_ids = NULL;
     batch.expert_weights = NULL;
     batch.output = e->got.output;
-    return megamoe_layer_run_stages(e->subject, &batch, NULL, &stages, &e->written);
+    megamoe_layer *router = NULL;
+    megamoe_status status = cli_load_router(e, e->device, &router);
+    if (status == MEGAMOE_OK) status = megamoe_layer_run_stages(router, &batch, NULL, &stages, &e->written);
+    megamoe_layer_close(router);
+    return status;
 }
 
 static int decide_routing(cli_examination *e) {

@@ -37,6 +37,9 @@ int cli_read_against(const char *path, const megamoe_layer_facts *facts, uint32_
                      megamoe_stages *stages, uint32_t *written);
 bool cli_file_has(const char *path, const char *tensor);
 
+/* A layer of one expert, to ask its router: the choice needs no experts, and may name any. */
+megamoe_status cli_load_router(const cli_examination *e, megamoe_device *device, megamoe_layer **router);
+
 /* Judges every stage of e->got; CLI_GOOD whatever the verdicts, or CLI_BAD_INPUT. */
 int cli_judge_layer(cli_examination *e);
 

@@ -86,43 +86,49 @@ static void judge_choice(cli_examination *e, cli_verdict *v, const megamoe_stage
     v->elements += (uint64_t)e->token_count * k_count;
 }
 
-/*
- * The router over all experts. The oracle's layer for this holds one expert, because the choice needs none.
- * Logits are a GEMM and close; the choice from given logits is exact, near ties included.
- */
-static megamoe_status judge_route(cli_examination *e) {
+megamoe_status cli_load_router(const cli_examination *e, megamoe_device *device, megamoe_layer **router) {
     megamoe_layer_options load = cli_layer_options(e->options);
-    megamoe_layer *router = NULL;
-    megamoe_stages want, given = {.struct_size = sizeof given}, chosen = {.struct_size = sizeof chosen};
-    megamoe_batch batch = e->input.batch;
     load.activations = MEGAMOE_ACTIVATIONS_BF16;
     load.expert_first = e->facts.expert_first;
     load.expert_count = 1;
-    batch.expert_ids = NULL;
-    batch.expert_weights = NULL;
+    return megamoe_layer_load(device, e->checkpoint, e->layer, &load, router);
+}
+
+static void judge_logits(cli_examination *e, cli_verdict *v, const megamoe_stages *want) {
+    cli_verdict logits = {.stage = "route"};
+    cli_field field = {"logits", 1, e->facts.shape.expert_count};
+    if (!has(e, CLI_HAS_LOGITS)) return;
+    cli_judge_floats(&logits, field, e->got.logits, want->logits, want->logits_magnitude,
+                     cli_sum_units(e->facts.shape.hidden), (uint64_t)e->token_count * field.width);
+    v->elements += logits.elements;
+    if (logits.mismatches && !v->mismatches) cli_mismatch(v, field, logits.index, logits.got, logits.want);
+}
+
+/* Logits are a GEMM and close; the choice from given logits is exact, near ties included. */
+static megamoe_status judge_route(cli_examination *e) {
+    megamoe_layer *router = NULL;
+    megamoe_batch batch = e->input.batch;
+    megamoe_stages want;
     cli_stages_allocate(&want, &e->facts, e->token_count, true);
-    batch.output = want.output;
-    chosen.expert_ids = want.expert_ids;
-    chosen.expert_weights = want.expert_weights;
     megamoe_stages own = {
         .struct_size = sizeof own, .logits = want.logits, .logits_magnitude = want.logits_magnitude};
-    given.logits = has(e, CLI_HAS_LOGITS) ? e->got.logits : want.logits;
+    megamoe_stages chosen = {
+        .struct_size = sizeof chosen, .expert_ids = want.expert_ids, .expert_weights = want.expert_weights};
+    megamoe_stages given = {.struct_size = sizeof given,
+                            .logits = has(e, CLI_HAS_LOGITS) ? e->got.logits : want.logits};
+    megamoe_stages skipped = {.struct_size = sizeof skipped};
+    batch.expert_ids = NULL;
+    batch.expert_weights = NULL;
+    batch.output = want.output;
+    given.shared = skipped.shared = want.shared; /* spares a shared expert whose result nobody reads */
 
-    megamoe_status status = megamoe_layer_load(e->oracle, e->checkpoint, e->layer, &load, &router);
-    if (status == MEGAMOE_OK) status = megamoe_layer_run_stages(router, &batch, NULL, &own, NULL);
+    megamoe_status status = cli_load_router(e, e->oracle, &router);
+    if (status == MEGAMOE_OK) status = megamoe_layer_run_stages(router, &batch, &skipped, &own, NULL);
     if (status == MEGAMOE_OK) status = megamoe_layer_run_stages(router, &batch, &given, &chosen, NULL);
     if (status == MEGAMOE_OK) {
         cli_verdict *v = begin(e, "route", has(e, CLI_HAS_LOGITS) ? "exact" : "close");
         judge_choice(e, v, &want);
-        if (has(e, CLI_HAS_LOGITS)) {
-            cli_verdict logits = {.stage = "route"};
-            cli_field field = {"logits", 1, e->facts.shape.expert_count};
-            cli_judge_floats(&logits, field, e->got.logits, want.logits, want.logits_magnitude,
-                             cli_sum_units(e->facts.shape.hidden), (uint64_t)e->token_count * field.width);
-            v->elements += logits.elements;
-            if (logits.mismatches && !v->mismatches)
-                cli_mismatch(v, field, logits.index, logits.got, logits.want);
-        }
+        judge_logits(e, v, &want);
         cli_verdict_finish(v);
         note_memory(e);
     }
@@ -234,7 +240,23 @@ static void judge_combine(cli_examination *e, const cli_excuse_context *context)
     cli_verdict_finish(v);
 }
 
-/* End to end: the oracle's own stages all the way. */
+/*
+ * The oracle's own stages all the way. Where the inputs were staged alike, its L1 and its shared expert are
+ * those it has computed already.
+ */
+static megamoe_status run_oracle_alone(const cli_examination *e, const megamoe_batch *batch) {
+    megamoe_stages none = {.struct_size = sizeof none}, own = none;
+    bool staged_alike = false;
+    for (unsigned i = 0; i < e->verdict_count; i++)
+        if (strcmp(e->verdicts[i].stage, "stage") == 0)
+            staged_alike = e->verdicts[i].pass && strcmp(e->verdicts[i].compared, "exact") == 0;
+    if (!staged_alike) return megamoe_layer_run(e->reference, batch, NULL);
+    own.l1 = e->want.l1;
+    own.shared = e->want.shared;
+    return megamoe_layer_run_stages(e->reference, batch, &own, &none, NULL);
+}
+
+/* End to end. */
 static megamoe_status judge_whole(cli_examination *e) {
     uint64_t hidden = e->facts.shape.hidden, count = e->token_count * hidden;
     megamoe_batch batch = e->batch;
@@ -244,7 +266,7 @@ static megamoe_status judge_whole(cli_examination *e) {
         return MEGAMOE_OK;
     }
     batch.output = e->want.output;
-    megamoe_status status = megamoe_layer_run(e->reference, &batch, NULL);
+    megamoe_status status = run_oracle_alone(e, &batch);
     if (status != MEGAMOE_OK) return status;
     cli_verdict *v = begin(e, "layer", "close");
     ask_of_layer(e, v);

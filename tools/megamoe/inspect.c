@@ -17,11 +17,10 @@ const char *cli_score_name(megamoe_score score) {
 char *cli_router_text(const megamoe_layer_info *info) {
     const megamoe_shape *shape = &info->shape;
     char groups[48] = "";
-    if (!info->router_present) return cli_format("none: the caller routes, top %u", shape->experts_per_token);
+    if (!info->router_present) return cli_format("none: the caller routes");
     if (shape->group_count > 1)
         snprintf(groups, sizeof groups, ", %u of %u groups", shape->groups_per_token, shape->group_count);
-    return cli_format("%s%s, top %u%s, x%g", cli_score_name(shape->score),
-                      shape->hash_routed ? " by token id" : "", shape->experts_per_token, groups,
+    return cli_format("%s%s%s x%g", shape->hash_routed ? "hash, " : "", cli_score_name(shape->score), groups,
                       (double)(shape->routed_scale > 0 ? shape->routed_scale : 1.0f));
 }
 
@@ -104,7 +103,7 @@ static megamoe_status scan_layers(megamoe_checkpoint *checkpoint, const cli_insp
 /* ---- the terminal ---- */
 
 static void print_layers(const cli_inspection *inspection) {
-    cli_table *table = cli_table_new("<layers|>experts|>hidden|>inter|<format|<shared|>bytes|<router");
+    cli_table *table = cli_table_new("<layers|>experts|>top|>hidden|>inter|<format|<shared|>bytes|<router");
     for (uint32_t i = 0; i < inspection->range_count; i++) {
         const cli_layer_range *range = &inspection->ranges[i];
         const megamoe_layer_info *info = &range->info;
@@ -114,8 +113,9 @@ static void print_layers(const cli_inspection *inspection) {
         snprintf(experts, sizeof experts,
                  info->experts_present == info->shape.expert_count ? "%u" : "%u of %u", info->experts_present,
                  info->shape.expert_count);
-        cli_table_add(table, "%s\t%s\t%u\t%u\t%s\t%s\t%s\t%s", layers, experts, info->shape.hidden,
-                      info->shape.intermediate, info->format, info->shared_format ? info->shared_format : "-",
+        cli_table_add(table, "%s\t%s\t%u\t%u\t%u\t%s\t%s\t%s\t%s", layers, experts,
+                      info->shape.experts_per_token, info->shape.hidden, info->shape.intermediate,
+                      info->format, info->shared_format ? info->shared_format : "-",
                       cli_bytes_text((double)cli_layer_bytes(info), bytes), router);
         free(router);
     }

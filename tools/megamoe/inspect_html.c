@@ -24,7 +24,7 @@ static void put_escaped(FILE *page, const char *text) {
 
 static void put_layers(FILE *page, const cli_inspection *inspection) {
     fputs(
-        "<h2>Layers</h2><table><tr><th>layers<th class=n>experts<th class=n>hidden<th class=n>intermediate<th>format<th>naming"
+        "<h2>Layers</h2><table><tr><th>layers<th class=n>experts<th class=n>per token<th class=n>hidden<th class=n>intermediate<th>format<th>naming"
         "<th>router<th>shared expert<th>clamp<th class=n>bytes of one layer</tr>\n",
         page);
     for (uint32_t i = 0; i < inspection->range_count; i++) {
@@ -35,9 +35,9 @@ static void put_layers(FILE *page, const cli_inspection *inspection) {
         fprintf(page, "<td class=n>%u", info->experts_present);
         if (info->experts_present != info->shape.expert_count)
             fprintf(page, " of %u", info->shape.expert_count);
-        fprintf(page, "<td class=n>%u<td class=n>%u<td>%s<td>%s<td>%s<td>%s<td>", info->shape.hidden,
-                info->shape.intermediate, info->format, info->naming, router,
-                info->shared_format ? info->shared_format : "none");
+        fprintf(page, "<td class=n>%u<td class=n>%u<td class=n>%u<td>%s<td>%s<td>%s<td>%s<td>",
+                info->shape.experts_per_token, info->shape.hidden, info->shape.intermediate, info->format,
+                info->naming, router, info->shared_format ? info->shared_format : "none");
         if (info->shape.swiglu_limit > 0)
             fprintf(page, "%g", (double)info->shape.swiglu_limit);
         else

@@ -24,6 +24,8 @@ typedef enum filling {
     TOKEN_EXPERTS
 } filling;
 
+enum { FP8_POOL = 4096 };
+
 typedef struct recipe {
     filling fill;
     unsigned group; /* values per scale: 16 or 32 */
@@ -41,6 +43,7 @@ typedef struct plan {
     recipe *recipes;
     size_t count, capacity;
     cli_blocks *blocks;
+    uint8_t fp8[FP8_POOL]; /* Gaussian values as E4M3, to choose from */
 } plan;
 
 /* Adds a tensor whose rows are all axes but the last. Its values depend on the seed and its name. */
@@ -227,7 +230,7 @@ static void fill_token_experts(const plan *p, uint64_t key, uint64_t first, uint
 }
 
 /* Values one by one: `position` counts them through the whole tensor. */
-static void fill_value(const recipe *r, uint64_t position, uint8_t **at) {
+static void fill_value(const plan *p, const recipe *r, uint64_t position, uint8_t **at) {
     double gauss = random_gauss(random_at(r->key, position));
     float wide;
     uint16_t half;
@@ -237,7 +240,7 @@ static void fill_value(const recipe *r, uint64_t position, uint8_t **at) {
     case BIAS_F32:
         wide = (float)(8.0 + r->value * gauss);
         break; /* near 8 with a small spread, as published */
-    case FP8: *(*at)++ = (uint8_t)e4m3_nearest(64.0 * gauss); return;
+    case FP8: *(*at)++ = p->fp8[random_at(r->key, position) % FP8_POOL]; return;
     case FP8_SCALES:
         frexp(r->value / 64.0, &exponent);
         *(*at)++ = (uint8_t)(127 + exponent - (gauss > 0));
@@ -265,7 +268,7 @@ static bool fill_rows(void *context, const cli_planned *tensor, uint64_t first, 
         fill_token_experts(p, r->key, row, count, bytes);
     } else {
         uint64_t columns = tensor->rank ? tensor->extent[tensor->rank - 1] : 1;
-        for (uint64_t i = 0; i < count * columns; i++) fill_value(r, row * columns + i, &bytes);
+        for (uint64_t i = 0; i < count * columns; i++) fill_value(p, r, row * columns + i, &bytes);
     }
     return true;
 }
@@ -381,6 +384,8 @@ static int run(const cli_options *options) {
     for (uint32_t layer = p.layer_first; layer < p.layer_end; layer++)
         p.shape.naming == CLI_GPT_OSS ? add_gpt_oss_layer(&p, layer) : add_layer(&p, layer);
     p.blocks = cli_blocks_new();
+    for (unsigned i = 0; i < FP8_POOL; i++)
+        p.fp8[i] = (uint8_t)e4m3_nearest(64.0 * random_gauss(random_at(p.seed, i)));
     int result = write_checkpoint(&p, options, shard_bytes, &total);
     if (result == CLI_GOOD) result = report(&p, options, total, cli_seconds() - started);
     for (size_t i = 0; i < p.count; i++) free(p.tensors[i].name);

@@ -58,7 +58,7 @@ typedef struct mm_cpu_scratch {
 
 /* One thread's scratch. */
 typedef struct mm_cpu_thread {
-    void *panel;             /* mm_panel_bytes() */
+    void *panel;             /* MM_PANEL_BYTES */
     float *values;           /* [max(H, I)] */
     uint8_t *codes, *scales; /* of `values` */
     float *sums;             /* [MM_BLOCK_ROWS, 2, MM_ROWS_MAX] */
@@ -110,7 +110,7 @@ static inline bool mm_cpu_takes_nvfp4(const mm_layer_weights *weights, const mm_
 }
 
 static inline const mm_scale_table *mm_cpu_table(const mm_backend_state *state, const mm_matrix *matrix) {
-    return matrix->scale_dtype == MEGAMOE_E8M0 ? &state->e8m0 : &state->e4m3;
+    return matrix->format == MM_MXFP4 ? &state->e8m0 : &state->e4m3;
 }
 
 /* Bytes of an operand row of `columns` values. */

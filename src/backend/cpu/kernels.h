@@ -21,12 +21,13 @@
 /* What a scale byte means, ready to use: the scale itself, and its products with the 16 codes. */
 typedef struct mm_scale_table {
     _Alignas(64) uint16_t products_bf16[256][16]; /* exact except E8M0 beyond BF16's range */
+    _Alignas(64) uint16_t values_bf16[256];       /* the scales; E4M3 ones are also what FP8 weights mean */
     _Alignas(64) float scales[256];
 } mm_scale_table;
 
 typedef struct mm_gemm {
     const mm_matrix *matrix;
-    const mm_scale_table *table;   /* of the matrix's scale type: E4M3 or E8M0 */
+    const mm_scale_table *table;   /* E4M3 for NVFP4 and FP8, E8M0 for MXFP4 */
     uint32_t row_first, row_count; /* of the matrix; row_count <= MM_ROWS_MAX */
     const uint8_t *operands; /* row r at operands + operand_pitch * (operand_index ? operand_index[r] : r) */
     size_t operand_pitch;    /* bytes, a multiple of 64 */
@@ -34,7 +35,7 @@ typedef struct mm_gemm {
     uint32_t count; /* operand rows, at least 1 */
     float *sums;    /* sums[r * sums_pitch + n] = operand row r . W row (row_first + n), without globals */
     size_t sums_pitch;
-    void *panel; /* scratch of this thread, mm_panel_bytes() */
+    void *panel; /* scratch of this thread, MM_PANEL_BYTES, aligned to 64 */
     uint32_t
         deciding_rows; /* rows that choose the kernel where kernels differ in bits; UINT32_MAX: invariant */
 } mm_gemm;
@@ -72,10 +73,8 @@ typedef struct mm_kernels {
     void (*activate)(const mm_swiglu *f, const float *gate, const float *up, float weight, uint32_t count,
                      float *h);
     void (*combine)(const mm_combine *combine);
-    /*
-     * The tile loop of `gemm` at many rows over a panel that is already dequantized: what the matrix units
-     * give when operands come from L2. panel: MM_ROWS_MAX rows of `columns` in this level's own form.
-     */
+    /* The tile loop of `gemm` over a panel that is there already: what the arithmetic gives without
+     * dequantizing. */
     void (*tiles)(const mm_gemm *gemm, uint32_t columns);
 } mm_kernels;
 
@@ -88,8 +87,9 @@ uint32_t mm_kernels_levels(mm_kernels levels[MM_LEVELS_MAX]);
 void mm_scale_table_e4m3(mm_scale_table *table);
 void mm_scale_table_e8m0(mm_scale_table *table);
 
-/* Bytes of panel scratch for matrices with up to `columns` columns. */
-size_t mm_panel_bytes(uint32_t columns);
+#define MM_PANEL_BYTES                                                                                       \
+    ((size_t)256 * 1024) /* scratch of a GEMM: weights of a segment and sums of a block                      \
+                          */
 
 /* Level by level: each fills what it does better. */
 void mm_kernels_scalar(mm_kernels *kernels);

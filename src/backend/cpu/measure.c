@@ -1,3 +1,4 @@
+/* See measure.h. */
 #define _GNU_SOURCE
 #include "backend/cpu/measure.h"
 
@@ -106,7 +107,7 @@ static megamoe_status measure_tiles(const mm_kernels *kernels, uint32_t threads,
     uint32_t units = threads * 8;
     double times[REPEATS];
     tile_job job = {.kernels = kernels,
-                    .panel_bytes = mm_panel_bytes(TILE_COLUMNS),
+                    .panel_bytes = MM_PANEL_BYTES,
                     .operand_pitch = TILE_COLUMNS * (kernels->operands_bf16 ? 2 : 4) + 64};
     *tflop_s = 0.0;
     if (!kernels->tiles) return MEGAMOE_OK;

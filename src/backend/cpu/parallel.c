@@ -1,3 +1,4 @@
+/* See parallel.h. */
 #define _GNU_SOURCE
 #include "backend/cpu/parallel.h"
 

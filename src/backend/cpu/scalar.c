@@ -44,57 +44,62 @@ static float fp8_scale(const mm_matrix *m, uint32_t n, uint32_t k) {
     return scale;
 }
 
-static void dequantize_fp4(const mm_gemm *g, uint32_t n, float *values) {
+/* Columns of one row that are dequantized at a time, into the panel. */
+enum { SPAN = 4096 };
+
+static void dequantize_fp4(const mm_gemm *g, uint32_t n, uint32_t begin, uint32_t count, float *values) {
     const mm_matrix *m = g->matrix;
     const uint8_t *codes = m->codes + n * m->row_bytes, *scales = m->scales + n * m->scale_row_bytes;
     uint32_t group = m->format == MM_MXFP4 ? 32 : 16;
-    for (uint32_t k = 0; k < m->columns; k++)
-        values[k] = mm_e2m1_to_f32(mm_e2m1_unpack(codes, k)) * g->table->scales[scales[k / group]];
+    for (uint32_t k = begin; k < begin + count; k++)
+        values[k - begin] = mm_e2m1_to_f32(mm_e2m1_unpack(codes, k)) * g->table->scales[scales[k / group]];
 }
 
 /* Row n as fp32 values code * scale, without the global scale. */
-static void dequantize_row(const mm_gemm *g, uint32_t n, float *values) {
+static void dequantize_row(const mm_gemm *g, uint32_t n, uint32_t begin, uint32_t count, float *values) {
     const mm_matrix *m = g->matrix;
     const uint8_t *codes = m->codes + n * m->row_bytes;
-    if (m->format == MM_NVFP4 || m->format == MM_MXFP4) {
-        dequantize_fp4(g, n, values);
-        return;
-    }
-    for (uint32_t k = 0; k < m->columns && m->format == MM_BF16; k++) {
+    if (m->format == MM_NVFP4 || m->format == MM_MXFP4) dequantize_fp4(g, n, begin, count, values);
+    for (uint32_t k = begin; k < begin + count && m->format == MM_BF16; k++) {
         uint16_t bits;
         memcpy(&bits, codes + 2 * (size_t)k, sizeof bits);
-        values[k] = mm_bf16_to_f32(bits);
+        values[k - begin] = mm_bf16_to_f32(bits);
     }
-    for (uint32_t k = 0; k < m->columns && m->format == MM_FP8; k++)
-        values[k] = mm_e4m3_to_f32(codes[k]) * fp8_scale(m, n, k);
+    for (uint32_t k = begin; k < begin + count && m->format == MM_FP8; k++)
+        values[k - begin] = mm_e4m3_to_f32(codes[k]) * fp8_scale(m, n, k);
 }
 
-static const float *operand(const mm_gemm *g, uint32_t r) {
-    return (const float *)(g->operands + g->operand_pitch * (g->operand_index ? g->operand_index[r] : r));
-}
-
-static void multiply_row(const mm_gemm *g, uint32_t n, const float *weights, uint32_t columns) {
+/* Adds columns begin .. begin + count, in order of k, to the sums of row i of the call. */
+static void multiply_row(const mm_gemm *g, uint32_t i, uint32_t begin, uint32_t count, const float *weights) {
     for (uint32_t r = 0; r < g->count; r++) {
-        const float *a = operand(g, r);
-        float sum = 0.0f;
-        for (uint32_t k = 0; k < columns; k++) sum += a[k] * weights[k];
-        g->sums[r * g->sums_pitch + n] = sum;
+        const float *a =
+            (const float *)(g->operands + g->operand_pitch * (g->operand_index ? g->operand_index[r] : r)) +
+            begin;
+        float *sum = &g->sums[r * g->sums_pitch + i];
+        if (begin == 0) *sum = 0.0f;
+        for (uint32_t k = 0; k < count; k++) *sum += a[k] * weights[k];
     }
 }
 
 static void gemm(const mm_gemm *g) {
-    for (uint32_t n = 0; n < g->row_count; n++) {
-        dequantize_row(g, g->row_first + n, g->panel);
-        multiply_row(g, n, g->panel, g->matrix->columns);
-    }
+    uint32_t columns = g->matrix->columns;
+    for (uint32_t i = 0; i < g->row_count; i++)
+        for (uint32_t k = 0; k < columns; k += SPAN) {
+            uint32_t count = columns - k < SPAN ? columns - k : SPAN;
+            dequantize_row(g, g->row_first + i, k, count, g->panel);
+            multiply_row(g, i, k, count, g->panel);
+        }
 }
 
 static void gemm_f32(const void *weights, uint32_t columns, const mm_gemm *g) {
-    size_t row_bytes = columns * sizeof(float);
-    for (uint32_t n = 0; n < g->row_count; n++) { /* copied, since a file's tensors need not be aligned */
-        memcpy(g->panel, (const uint8_t *)weights + (g->row_first + n) * row_bytes, row_bytes);
-        multiply_row(g, n, g->panel, columns);
-    }
+    for (uint32_t i = 0; i < g->row_count; i++)
+        for (uint32_t k = 0; k < columns; k += SPAN) {
+            uint32_t count = columns - k < SPAN ? columns - k : SPAN;
+            size_t at =
+                (g->row_first + i) * (size_t)columns + k; /* copied: a file's tensors need not be aligned */
+            memcpy(g->panel, (const uint8_t *)weights + at * sizeof(float), count * sizeof(float));
+            multiply_row(g, i, k, count, g->panel);
+        }
 }
 
 static void activate(const mm_swiglu *f, const float *gate, const float *up, float weight, uint32_t count,

@@ -22,7 +22,7 @@ static void *carve(carver *c, size_t bytes) {
 static mm_cpu_thread carve_thread(carver *c, const mm_cpu_extent *e) {
     uint32_t columns = e->hidden > e->intermediate ? e->hidden : e->intermediate;
     mm_cpu_thread thread;
-    thread.panel = carve(c, mm_panel_bytes(columns));
+    thread.panel = carve(c, MM_PANEL_BYTES);
     thread.values = carve(c, columns * sizeof *thread.values);
     thread.codes = carve(c, columns / 2);
     thread.scales = carve(c, columns / 16);

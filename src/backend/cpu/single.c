@@ -170,7 +170,7 @@ megamoe_status mm_cpu_grouped_gemm(mm_backend_state *state, const megamoe_tensor
                        .operand_pitch = mm_cpu_operand_bytes(&state->kernels, columns)};
     size_t sums_bytes = (size_t)MM_BLOCK_ROWS * MM_ROWS_MAX * sizeof(float), operand_bytes;
     (void)stream;
-    job.thread_bytes = sums_bytes + mm_panel_bytes(columns) + (size_t)columns * sizeof(float);
+    job.thread_bytes = sums_bytes + MM_PANEL_BYTES + (size_t)columns * sizeof(float);
     job.thread_bytes = (job.thread_bytes + 63) / 64 * 64;
     operand_bytes = (count ? count : 1) * job.operand_pitch;
     job.operands = aligned_alloc(64, operand_bytes + state->threads * job.thread_bytes);

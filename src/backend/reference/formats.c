@@ -51,17 +51,29 @@ static double fp8_scale(const mm_reference_tables *t, const mm_matrix *m, uint32
     return value;
 }
 
+/* Groups of one scale: `group` codes of two to a byte. */
+static void read_groups(const mm_reference_tables *t, const uint8_t *codes, const uint8_t *scales,
+                        const double *scale_values, uint32_t group, uint32_t columns, double *values) {
+    for (uint32_t k = 0; k < columns; k += 2) {
+        double scale = scale_values[scales[k / group]];
+        values[k] = t->e2m1[codes[k / 2] & 15] * scale;
+        values[k + 1] = t->e2m1[codes[k / 2] >> 4] * scale;
+    }
+}
+
 void mm_reference_row(const mm_reference_tables *t, const mm_matrix *m, uint32_t row, double *values) {
     const uint8_t *codes = m->codes + row * m->row_bytes;
     const uint8_t *scales = m->scales ? m->scales + row * m->scale_row_bytes : NULL;
-    for (uint32_t k = 0; k < m->columns; k++) {
-        unsigned nibble = k % 2 == 0 ? codes[k / 2] & 15u : codes[k / 2] >> 4;
-        switch (m->format) {
-        case MM_NVFP4: values[k] = t->e2m1[nibble] * t->e4m3[scales[k / 16]]; break;
-        case MM_MXFP4: values[k] = t->e2m1[nibble] * t->e8m0[scales[k / 32]]; break;
-        case MM_BF16: values[k] = mm_reference_bf16((uint16_t)(codes[2 * k] | codes[2 * k + 1] << 8)); break;
-        case MM_FP8: values[k] = t->e4m3[codes[k]] * fp8_scale(t, m, row, k); break;
-        }
+    switch (m->format) {
+    case MM_NVFP4: read_groups(t, codes, scales, t->e4m3, 16, m->columns, values); break;
+    case MM_MXFP4: read_groups(t, codes, scales, t->e8m0, 32, m->columns, values); break;
+    case MM_BF16:
+        for (uint32_t k = 0; k < m->columns; k++)
+            values[k] = mm_reference_bf16((uint16_t)(codes[2 * k] | codes[2 * k + 1] << 8));
+        break;
+    case MM_FP8:
+        for (uint32_t k = 0; k < m->columns; k++) values[k] = t->e4m3[codes[k]] * fp8_scale(t, m, row, k);
+        break;
     }
 }
 

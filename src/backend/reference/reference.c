@@ -52,18 +52,25 @@ static bool quantizes(const mm_layer_weights *w, const mm_matrix *m) {
 
 /* ---- route ---- */
 
-static double dot(const double *a, const double *b, uint32_t n) {
-    double sums[16] = {0}, sum = 0.0; /* side by side, so that a compiler may vectorize */
-    for (uint32_t k = 0; k < n; k += 16)
-        for (uint32_t i = 0; i < 16; i++) sums[i] += a[k + i] * b[k + i];
-    for (uint32_t i = 0; i < 16; i++) sum += sums[i];
-    return sum;
-}
+/* Sums of a[k] b[k] and of their absolute values; 16 sums side by side, so that a compiler may vectorize. */
+typedef struct dot_result {
+    double sum, magnitude;
+} dot_result;
 
-static double absolute_dot(const double *a, const double *b, uint32_t n) {
-    double sum = 0.0;
-    for (uint32_t k = 0; k < n; k++) sum += fabs(a[k] * b[k]);
-    return sum;
+static dot_result dot(const double *a, const double *b, uint32_t n) {
+    double sums[16] = {0}, magnitudes[16] = {0};
+    dot_result result = {0.0, 0.0};
+    for (uint32_t k = 0; k < n; k += 16)
+        for (uint32_t i = 0; i < 16; i++) {
+            double product = a[k + i] * b[k + i];
+            sums[i] += product;
+            magnitudes[i] += fabs(product);
+        }
+    for (uint32_t i = 0; i < 16; i++) {
+        result.sum += sums[i];
+        result.magnitude += magnitudes[i];
+    }
+    return result;
 }
 
 static double read_router(const mm_router *router, uint64_t index) {
@@ -87,9 +94,9 @@ static void compute_logits(const block *b) {
             const double *x = b->layer->x + (size_t)t * shape->hidden;
             size_t at = (size_t)t * shape->expert_count + e,
                    out = (size_t)b->first * shape->expert_count + at;
-            b->layer->logits[at] = (float)dot(weight, x, shape->hidden);
-            if (b->stages->logits_magnitude)
-                b->stages->logits_magnitude[out] = (float)absolute_dot(weight, x, shape->hidden);
+            dot_result z = dot(weight, x, shape->hidden);
+            b->layer->logits[at] = (float)z.sum;
+            if (b->stages->logits_magnitude) b->stages->logits_magnitude[out] = (float)z.magnitude;
         }
     }
 }
@@ -230,11 +237,11 @@ static void multiply(const block *b, const product *p, const uint32_t *pairs, ui
             uint32_t r = pairs[i] / p->pairs_per_row;
             const double *values = p->rows + (size_t)r * m->columns;
             float scale = (p->globals ? p->globals[r] : 1.0f) * m->global;
+            dot_result d = dot(weight, values, m->columns);
             size_t out_row;
-            p->out[pairs[i] * p->out_pitch + n] = dot(weight, values, m->columns) * (double)scale + bias;
+            p->out[pairs[i] * p->out_pitch + n] = d.sum * (double)scale + bias;
             if (p->magnitudes && stage_row(b, pairs[i], &out_row))
-                p->magnitudes[out_row * p->out_pitch + n] =
-                    (float)(absolute_dot(weight, values, m->columns) * (double)scale + fabs(bias));
+                p->magnitudes[out_row * p->out_pitch + n] = (float)(d.magnitude * (double)scale + fabs(bias));
         }
     }
 }
@@ -334,7 +341,9 @@ static void run_expert(const block *b, const mm_expert *expert, const mm_swiglu 
                   .out = b->layer->l2,
                   .out_pitch = hidden,
                   .magnitudes = b->stages->l2_magnitude};
-    run_l1(b, expert, pairs, count);
+    bool l1_given =
+        b->given->l1 && !b->stages->l1 && !b->stages->l1_magnitude && expert != b->layer->weights->shared;
+    if (!l1_given) run_l1(b, expert, pairs, count);
     for (uint32_t i = 0; i < count; i++) run_activation(b, expert, swiglu, pairs[i]);
     multiply(b, &l2, pairs, count);
     for (uint32_t i = 0; i < count; i++) {
@@ -361,7 +370,8 @@ static void run_experts(const block *b) {
         if (count > 0) run_expert(b, &w->experts[e], &w->swiglu, b->layer->pairs, count);
     }
     for (uint32_t t = 0; t < b->count && w->shared; t++) b->layer->pairs[t] = t * (k_count + 1) + k_count;
-    if (w->shared) run_expert(b, w->shared, &w->shared_swiglu, b->layer->pairs, b->count);
+    bool shared_given = b->given->shared && !b->stages->shared;
+    if (w->shared && !shared_given) run_expert(b, w->shared, &w->shared_swiglu, b->layer->pairs, b->count);
 }
 
 /* ---- combine ---- */

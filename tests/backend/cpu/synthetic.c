@@ -1,3 +1,4 @@
+/* See synthetic.h. */
 #include "backend/cpu/synthetic.h"
 
 #include <stdlib.h>

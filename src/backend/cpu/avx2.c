@@ -1,0 +1,232 @@
+/*
+ * AVX2 with FMA and F16C: fp32 products. Codes become FP16 by a byte shuffle (E2M1 needs only the upper
+ * byte), FP16 becomes fp32, and the scale is multiplied in: all exact.
+ *
+ * One order of summation for all: lane l of 8 fp32 sums takes k = 8 j + l for j = 0, 1, ...; then the lanes
+ * are added as a tree. As in avx512.c a few operand rows go direct and more of them through a panel, with the
+ * same bits.
+ */
+#include <immintrin.h>
+#include <stdint.h>
+
+#define DIRECT_OPERANDS 4u
+#define AHEAD_BYTES 2304u
+
+/* ---- tiles: 2 x 6 sums, 2 weights and an operand take 15 of the 16 registers ---- */
+
+typedef float tile_element;
+typedef __m256 tile_vector;
+typedef __m256 tile_sum;
+enum { TILE_COLUMNS = 8, TILE_ROWS = 2, TILE_OPERANDS = 6, TILE_SEGMENT = 1024 };
+
+static inline tile_sum tile_zero(void) {
+    return _mm256_setzero_ps();
+}
+static inline tile_sum tile_load_sum(const float *lanes) {
+    return _mm256_load_ps(lanes);
+}
+static inline void tile_store_sum(float *lanes, tile_sum sum) {
+    _mm256_store_ps(lanes, sum);
+}
+static inline tile_vector tile_load(const tile_element *values) {
+    return _mm256_load_ps(values);
+}
+static inline tile_sum tile_multiply(tile_sum sum, tile_vector x, tile_vector w) {
+    return _mm256_fmadd_ps(x, w, sum);
+}
+static inline tile_sum tile_scale(tile_sum sum, float scale, tile_sum before) {
+    return _mm256_fmadd_ps(sum, _mm256_set1_ps(scale), before);
+}
+static inline float tile_reduce(tile_sum sum) {
+    __m128 w = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
+    w = _mm_add_ps(w, _mm_movehl_ps(w, w));
+    return _mm_cvtss_f32(_mm_add_ss(w, _mm_movehdup_ps(w)));
+}
+
+#include "backend/cpu/tiles.h"
+
+/* ---- four-bit weights ---- */
+
+/* 16 codes, a byte each in order of k, to the upper bytes of FP16 values, and those times the scale to fp32.
+ */
+static inline void decode_group(__m128i codes, float scale, __m256 *w0, __m256 *w1) {
+    const __m128i upper =
+        _mm_setr_epi8(0, 0x38, 0x3C, 0x3E, 0x40, 0x42, 0x44, 0x46, (char)0x80, (char)0xB8, (char)0xBC,
+                      (char)0xBE, (char)0xC0, (char)0xC2, (char)0xC4, (char)0xC6);
+    __m128i bytes = _mm_shuffle_epi8(upper, codes), zero = _mm_setzero_si128();
+    __m256 s = _mm256_set1_ps(scale);
+    *w0 = _mm256_mul_ps(_mm256_cvtph_ps(_mm_unpacklo_epi8(zero, bytes)), s);
+    *w1 = _mm256_mul_ps(_mm256_cvtph_ps(_mm_unpackhi_epi8(zero, bytes)), s);
+}
+
+/* 32 codes of 16 bytes, as two groups of bytes in order of k. */
+static inline void split_nibbles(__m128i packed, __m128i *first, __m128i *second) {
+    const __m128i mask = _mm_set1_epi8(15);
+    __m128i even = _mm_and_si128(packed, mask), odd = _mm_and_si128(_mm_srli_epi16(packed, 4), mask);
+    *first = _mm_unpacklo_epi8(even, odd);
+    *second = _mm_unpackhi_epi8(even, odd);
+}
+
+/* Four vectors of eight weights, columns k .. k + 31 of `columns`; a last group of 16 fills two. */
+MM_TEMPLATE void decode_columns(const mm_gemm *g, const uint8_t *codes, const uint8_t *scales, size_t k,
+                                size_t columns, const unsigned group_shift, __m256 *w) {
+    const float *table = g->table->scales;
+    __m128i packed, first, second;
+    if (k + 32 <= columns)
+        packed = _mm_loadu_si128((const __m128i *)(codes + k / 2));
+    else
+        packed = _mm_loadl_epi64((const __m128i *)(codes + k / 2));
+    split_nibbles(packed, &first, &second);
+    decode_group(first, table[scales[k >> group_shift]], &w[0], &w[1]);
+    if (k + 32 <= columns) decode_group(second, table[scales[(k + 16) >> group_shift]], &w[2], &w[3]);
+}
+
+/* `rows` weight rows times `operands` operand rows; group_shift is 4 or 5. */
+MM_TEMPLATE void direct(const mm_gemm *g, uint32_t row, uint32_t first, const unsigned rows,
+                        const unsigned operands, const unsigned group_shift) {
+    const mm_matrix *m = g->matrix;
+    const uint8_t *codes[4], *scales[4];
+    const float *a[4];
+    size_t k = 0, columns = m->columns;
+    __m256 sums[4][4], w[4];
+    MM_UNROLL for (unsigned i = 0; i < rows; i++) {
+        codes[i] = m->codes + (g->row_first + row + i) * m->row_bytes;
+        scales[i] = m->scales + (g->row_first + row + i) * m->scale_row_bytes;
+        MM_UNROLL for (unsigned j = 0; j < operands; j++) sums[i][j] = _mm256_setzero_ps();
+    }
+    MM_UNROLL for (unsigned j = 0; j < operands; j++) a[j] = operand_row(g, first + j);
+    for (; k + 128 <= columns; k += 128) MM_UNROLL for (unsigned i = 0; i < rows; i++) {
+            _mm_prefetch((const char *)codes[i] + k / 2 + AHEAD_BYTES, _MM_HINT_T0);
+            MM_UNROLL for (size_t c = 0; c < 128; c += 32) {
+                decode_columns(g, codes[i], scales[i], k + c, SIZE_MAX, group_shift, w);
+                MM_UNROLL for (unsigned v = 0; v < 4; v++) MM_UNROLL for (unsigned j = 0; j < operands; j++)
+                    sums[i][j] = _mm256_fmadd_ps(_mm256_load_ps(a[j] + k + c + 8 * v), w[v], sums[i][j]);
+            }
+        }
+    for (; k < columns; k += 32) MM_UNROLL for (unsigned i = 0; i < rows; i++) {
+            decode_columns(g, codes[i], scales[i], k, columns, group_shift, w);
+            for (unsigned v = 0; v < (k + 32 <= columns ? 4 : 2); v++)
+                MM_UNROLL for (unsigned j = 0; j < operands; j++) sums[i][j] =
+                    _mm256_fmadd_ps(_mm256_load_ps(a[j] + k + 8 * v), w[v], sums[i][j]);
+        }
+    MM_UNROLL for (unsigned i = 0; i < rows; i++) MM_UNROLL for (unsigned j = 0; j < operands; j++)
+        g->sums[(first + j) * g->sums_pitch + row + i] = tile_reduce(sums[i][j]);
+}
+
+/* All rows of the call, by a tile that fits the registers. */
+MM_TEMPLATE void direct_rows(const mm_gemm *g, const unsigned group_shift) {
+    for (uint32_t row = 0; row < g->row_count;) {
+        uint32_t left = g->row_count - row;
+        if (g->count == 1 && left >= 4)
+            direct(g, row, 0, 4, 1, group_shift), row += 4;
+        else if (g->count == 2 && left >= 4)
+            direct(g, row, 0, 4, 2, group_shift), row += 4;
+        else if (g->count == 3 && left >= 2)
+            direct(g, row, 0, 2, 3, group_shift), row += 2;
+        else if (g->count == 4 && left >= 2)
+            direct(g, row, 0, 2, 4, group_shift), row += 2;
+        else {
+            for (uint32_t r = 0; r < g->count; r++) direct(g, row, r, 1, 1, group_shift);
+            row++;
+        }
+    }
+}
+
+/* ---- the panel: 16 rows of fp32 weights ---- */
+
+MM_TEMPLATE void unpack_fp4(const mm_gemm *g, uint32_t n, const tile_segment *s, float *row,
+                            const unsigned group_shift) {
+    const mm_matrix *m = g->matrix;
+    const uint8_t *codes = m->codes + n * m->row_bytes + s->begin / 2;
+    const uint8_t *scales = m->scales + n * m->scale_row_bytes + (s->begin >> group_shift);
+    size_t columns = s->end - s->begin;
+    for (size_t k = 0; k < columns; k += 32) {
+        __m256 w[4];
+        decode_columns(g, codes, scales, k, columns, group_shift, w);
+        for (unsigned v = 0; v < (k + 32 <= columns ? 4 : 2); v++) _mm256_store_ps(row + k + 8 * v, w[v]);
+    }
+}
+
+static void unpack_bf16(const mm_gemm *g, uint32_t n, const tile_segment *s, float *row) {
+    const uint8_t *codes = g->matrix->codes + n * g->matrix->row_bytes + 2 * (size_t)s->begin;
+    for (size_t k = 0; k < s->end - s->begin; k += 8) {
+        __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(codes + 2 * k)));
+        _mm256_store_ps(row + k, _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
+    }
+}
+
+static void unpack_fp8(const mm_gemm *g, uint32_t n, const tile_segment *s, float *row) {
+    const uint8_t *codes = g->matrix->codes + n * g->matrix->row_bytes + s->begin;
+    for (size_t k = 0; k < s->end - s->begin; k += 8) {
+        __m256i index = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(codes + k)));
+        _mm256_store_ps(row + k, _mm256_i32gather_ps(g->table->scales, index, 4));
+    }
+}
+
+static void fill_panel(const mm_gemm *g, const void *weights, const tile_segment *s) {
+    (void)weights;
+    for (uint32_t i = 0; i < g->row_count; i++) {
+        float *row = ((tile_panel *)g->panel)->weights[i];
+        switch (g->matrix->format) {
+        case MM_NVFP4: unpack_fp4(g, g->row_first + i, s, row, 4); break;
+        case MM_MXFP4: unpack_fp4(g, g->row_first + i, s, row, 5); break;
+        case MM_BF16: unpack_bf16(g, g->row_first + i, s, row); break;
+        case MM_FP8: unpack_fp8(g, g->row_first + i, s, row); break;
+        }
+    }
+}
+
+static void gemm(const mm_gemm *g) {
+    if (g->matrix->format == MM_NVFP4 && g->count <= DIRECT_OPERANDS)
+        direct_rows(g, 4);
+    else if (g->matrix->format == MM_MXFP4 && g->count <= DIRECT_OPERANDS)
+        direct_rows(g, 5);
+    else
+        tiled_gemm(g, NULL, g->matrix->columns, fill_panel);
+}
+
+/* A router's fp32 rows need only be aligned to become a panel. */
+typedef struct f32_rows {
+    const uint8_t *data;
+    size_t row_bytes;
+} f32_rows;
+
+static void copy_f32(const mm_gemm *g, const void *weights, const tile_segment *s) {
+    const f32_rows *rows = weights;
+    for (uint32_t i = 0; i < g->row_count; i++)
+        memcpy(((tile_panel *)g->panel)->weights[i],
+               rows->data + (g->row_first + i) * rows->row_bytes + s->begin * sizeof(float),
+               (s->end - s->begin) * sizeof(float));
+}
+
+static void gemm_f32(const void *weights, uint32_t columns, const mm_gemm *g) {
+    const f32_rows rows = {weights, columns * sizeof(float)};
+    mm_gemm plain = *g;
+    plain.matrix = NULL;
+    tiled_gemm(&plain, &rows, columns, copy_f32);
+}
+
+static void tiles(const mm_gemm *g, uint32_t columns) {
+    tiled_gemm(g, NULL, columns, NULL);
+}
+
+static void store(const float *values, uint32_t count, void *operand) {
+    for (uint32_t i = 0; i < count; i += 8) {
+        __m256 v = _mm256_loadu_ps(values + i);
+        __m256i bits = _mm256_castps_si256(v);
+        __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+        __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7FFF));
+        __m256 nan = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
+        __m256 quiet = _mm256_or_ps(v, _mm256_castsi256_ps(_mm256_set1_epi32(0x400000)));
+        __m256 kept = _mm256_blendv_ps(_mm256_castsi256_ps(rounded), quiet, nan);
+        _mm256_storeu_ps((float *)operand + i,
+                         _mm256_and_ps(kept, _mm256_castsi256_ps(_mm256_set1_epi32((int)0xFFFF0000))));
+    }
+}
+
+void mm_kernels_avx2(mm_kernels *kernels) {
+    kernels->store = store;
+    kernels->gemm = gemm;
+    kernels->gemm_f32 = gemm_f32;
+    kernels->tiles = tiles;
+}
