@@ -206,7 +206,8 @@ typedef enum megamoe_backend {
     MEGAMOE_CUDA, /* the best GPU path, never cpu */
     MEGAMOE_CUDA_PORTABLE,
     MEGAMOE_SM90,
-    MEGAMOE_SM100
+    MEGAMOE_SM100,
+    MEGAMOE_SM100_ON_MODEL /* sm100's kernels on a model of the GPU: very slow, for tests, never installed */
 } megamoe_backend;
 
 typedef enum megamoe_transport {

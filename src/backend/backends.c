@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "backend/backend.h"
+#include "backend/plugin.h"
 #include "error.h"
 
 /* Best first: AUTO takes the first GPU path whose probe succeeds, else cpu. The reference is never chosen for
@@ -27,6 +28,7 @@ static const char *name_of(megamoe_backend id) {
     case MEGAMOE_CUDA_PORTABLE: return "cuda-portable";
     case MEGAMOE_SM90: return "sm90";
     case MEGAMOE_SM100: return "sm100";
+    case MEGAMOE_SM100_ON_MODEL: return "sm100-model";
     }
     return NULL;
 }
@@ -35,14 +37,14 @@ static const char *name_of(megamoe_backend id) {
 static megamoe_status apply_environment(megamoe_backend *id) {
     const char *wanted = getenv("MEGAMOE_BACKEND");
     if (*id != MEGAMOE_BACKEND_AUTO || !wanted || !*wanted) return MEGAMOE_OK;
-    for (megamoe_backend i = MEGAMOE_BACKEND_AUTO; i <= MEGAMOE_SM100; i++)
+    for (megamoe_backend i = MEGAMOE_BACKEND_AUTO; i <= MEGAMOE_SM100_ON_MODEL; i++)
         if (strcmp(wanted, name_of(i)) == 0) {
             *id = i;
             return MEGAMOE_OK;
         }
     return mm_fail(
         MEGAMOE_INVALID_ARGUMENT,
-        "MEGAMOE_BACKEND is '%s'; it can be auto, reference, cpu, cuda, cuda-portable, sm90 or sm100",
+        "MEGAMOE_BACKEND is '%s'; it can be auto, reference, cpu, cuda, cuda-portable, sm90, sm100 or sm100-model",
         wanted);
 }
 
@@ -69,6 +71,7 @@ megamoe_status mm_backend_find(megamoe_backend id, uint32_t ordinal, const mm_ba
         if (find_gpu(ordinal, backend) == MEGAMOE_OK) return MEGAMOE_OK;
         id = MEGAMOE_CPU;
     }
+    if (id == MEGAMOE_SM100_ON_MODEL) return mm_plugin_load("megamoe-sm100-model.so", backend);
     for (size_t i = 0; i < backend_count; i++) {
         if (backends[i]->id != id) continue;
         MM_TRY(backends[i]->probe(ordinal));

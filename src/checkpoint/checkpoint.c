@@ -67,13 +67,11 @@ static megamoe_status config_open(const char *path, megamoe_checkpoint *checkpoi
 
 static megamoe_status contradictions_refuse(const megamoe_checkpoint *checkpoint, uint32_t count) {
     megamoe_anomaly anomaly = {0};
-    uint32_t i = 0;
     if (!count) return MEGAMOE_OK;
-    while (mm_anomalies_get(checkpoint->anomalies, i, &anomaly) &&
-           strcmp(anomaly.kind, "config-contradiction") != 0)
-        i++;
-    return mm_fail(MEGAMOE_CORRUPT_FILE, "%u contradictions between config and tensors (strict): %s", count,
-                   anomaly.detail);
+    for (uint32_t i = 0; mm_anomalies_get(checkpoint->anomalies, i, &anomaly); i++)
+        if (anomaly.layer >= 0 && strcmp(anomaly.kind, "config-contradiction") == 0) break;
+    return mm_fail(MEGAMOE_CORRUPT_FILE, "config and tensors contradict each other (strict), first of %u: %s",
+                   count, anomaly.detail);
 }
 
 static megamoe_status parts_open(const char *path, const megamoe_checkpoint_options *options,

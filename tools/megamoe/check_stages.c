@@ -88,7 +88,7 @@ static void judge_choice(cli_examination *e, cli_verdict *v, const megamoe_stage
 
 megamoe_status cli_load_router(const cli_examination *e, megamoe_device *device, megamoe_layer **router) {
     megamoe_layer_options load = cli_layer_options(e->options);
-    load.activations = MEGAMOE_ACTIVATIONS_BF16;
+    load.activations = e->facts.activations; /* a backend may have only those */
     load.expert_first = e->facts.expert_first;
     load.expert_count = 1;
     return megamoe_layer_load(device, e->checkpoint, e->layer, &load, router);

@@ -69,6 +69,8 @@ void cli_judge_bf16(cli_verdict *v, cli_field field, const uint16_t *got, const 
 }
 
 /* Backends may keep a stage as BF16 (they document it): then every value is one. */
+#define BF16_HALF_STEP 0x1p-8 /* half a step, relative to a power of two, where a step is largest */
+
 static bool is_bf16(const float *values, uint64_t count) {
     for (uint64_t i = 0; i < count; i++) {
         uint32_t bits;
@@ -80,9 +82,10 @@ static bool is_bf16(const float *values, uint64_t count) {
 
 void cli_judge_floats(cli_verdict *v, cli_field field, const float *got, const float *want,
                       const float *magnitude, double units, uint64_t count) {
-    double rounding = is_bf16(got, count) && !is_bf16(want, count) ? 0x1p-9 : 0, largest = 0;
+    double rounding = is_bf16(got, count) && !is_bf16(want, count) ? BF16_HALF_STEP : 0, largest = 0;
     for (uint64_t i = 0; i < count && !magnitude; i++)
         if (isfinite(want[i]) && fabs((double)want[i]) > largest) largest = fabs((double)want[i]);
+    if (rounding > 0 && v->norm_tolerance > 0) v->norm_tolerance = 1e-3; /* as the layer's, which is BF16 too */
     v->elements += count;
     for (uint64_t i = 0; i < count; i++) {
         double g = (double)got[i], w = (double)want[i], scale = magnitude ? (double)magnitude[i] : largest;

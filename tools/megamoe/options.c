@@ -20,10 +20,11 @@ typedef struct option_spec {
 } option_spec;
 
 static const char *const backends[] = {"auto",          "reference", "cpu",   "cuda",
-                                       "cuda-portable", "sm90",      "sm100", NULL};
+                                       "cuda-portable", "sm90",      "sm100", "sm100-model",
+                                       NULL};
 static const unsigned backend_values[] = {MEGAMOE_BACKEND_AUTO, MEGAMOE_REFERENCE,     MEGAMOE_CPU,
                                           MEGAMOE_CUDA,         MEGAMOE_CUDA_PORTABLE, MEGAMOE_SM90,
-                                          MEGAMOE_SM100};
+                                          MEGAMOE_SM100,        MEGAMOE_SM100_ON_MODEL};
 static const char *const activations[] = {"auto", "bf16", "nvfp4", NULL};
 static const char *const input_globals[] = {"auto", "static", "token", "unit", NULL};
 static const char *const intermediate_globals[] = {"auto", "static", "", "unit", NULL};
@@ -62,7 +63,7 @@ static const option_spec specs[] = {
     {"calibration", "FILE", TEXT, AT(calibration), NULL,
      "safetensors with hidden [T, H] of each layer, for input scales"},
     {"backend", "NAME", WORD, AT(backend), backends,
-     "auto, reference, cpu, cuda, cuda-portable, sm90 or sm100"},
+     "auto, reference, cpu, cuda, cuda-portable, sm90, sm100, or sm100-model (a plugin for tests)"},
     {"activations", "KIND", WORD, AT(activations), activations, "auto, bf16 or nvfp4"},
     {"input-global", "KIND", WORD, AT(input_global), input_globals,
      "global scale of nvfp4 inputs: auto, static, token or unit"},
@@ -274,28 +275,23 @@ unsigned cli_parse_list(const char *text, const char *option, uint32_t *numbers,
     return 0;
 }
 
+enum { OPTION_COLUMNS = 31 };
+
 static void print_option(const option_spec *spec) {
     char left[48];
     snprintf(left, sizeof left, "--%s%s%s", spec->name, spec->argument ? " " : "",
              spec->argument ? spec->argument : "");
-    const char *text = spec->help;
-    printf("  %-28s", left);
-    for (unsigned column = 30; *text;) {
-        size_t word = strcspn(text, " ");
-        if (column + word + 1 > 79 && column > 30) {
-            printf("\n%30s", "");
-            column = 30;
-        }
-        printf(" %.*s", (int)word, text);
-        column += (unsigned)word + 1;
-        text += word + (text[word] == ' ');
-    }
-    putchar('\n');
+    printf("  %-*s", OPTION_COLUMNS - 2, left);
+    cli_print_wrapped(spec->help, OPTION_COLUMNS);
 }
 
 void cli_print_help(const cli_command *command) {
-    printf("Usage: megamoe %s%s%s [OPTION]...\n%s\n\n%s\n\nExample:\n%s\nOptions:\n", command->name,
-           *command->words ? " " : "", command->words, command->summary, command->details, command->examples);
+    printf("Usage: megamoe %s%s%s [OPTION]...\n%c%s.\n\n", command->name, *command->words ? " " : "",
+           command->words,
+           command->summary[0] - ('a' <= command->summary[0] && command->summary[0] <= 'z' ? 'a' - 'A' : 0),
+           command->summary + 1);
+    cli_print_wrapped(command->details, 0);
+    printf("\nExample:\n%s\nOptions:\n", command->examples);
     for (unsigned i = 0; i < SPEC_COUNT; i++)
         if (takes(command, specs[i].name)) print_option(&specs[i]);
 }
