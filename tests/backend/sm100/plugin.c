@@ -1,7 +1,8 @@
 /*
- * The sm100-model backend: the Blackwell kernels, unchanged, on the functional model, behind the table that every
- * backend fills. `megamoe check --backend sm100-model` judges them with it. What is not sm100's own (the router, and
- * a shared expert, which the portable kernels compute on a GPU) is borrowed from the reference.
+ * The sm100-model backend: the Blackwell kernels, unchanged, on the functional model, behind the table that
+ * every backend fills. `megamoe check --backend sm100-model` judges them with it. What is not sm100's own
+ * (the router, and a shared expert, which the portable kernels compute on a GPU) is borrowed from the
+ * reference.
  */
 #include <math.h>
 #include <stdarg.h>
@@ -90,8 +91,8 @@ static void close_device(mm_backend_state *state) {
 
 static void describe(const mm_backend_state *state, mm_device_facts *facts) {
     *facts = (mm_device_facts){.isa = "sm_100f on its functional model"};
-    snprintf(facts->description, sizeof facts->description, "sm100 kernels on a functional model of %u multiprocessors",
-             state->machine.multiprocessors);
+    snprintf(facts->description, sizeof facts->description,
+             "sm100 kernels on a functional model of %u multiprocessors", state->machine.multiprocessors);
 }
 
 /* ---- layer ---- */
@@ -131,8 +132,10 @@ static megamoe_status open_moe(mm_backend_layer *layer) {
     if (w->input_mode == MEGAMOE_GLOBAL_STATIC) shape.input_global = w->input_global;
     if (w->input_mode == MEGAMOE_GLOBAL_UNIT) shape.input_global = 1.0f;
     MM_TRY(mm_transform_nvfp4_weights_for_mega_moe(&layer->device->machine, w->experts, w->expert_count,
-                                                   w->intermediate_mode == MEGAMOE_GLOBAL_STATIC, &weights, &loss));
-    megamoe_status status = mm_mega_moe_open(&layer->device->machine, &shape, &weights, w->local_index, &layer->moe);
+                                                   w->intermediate_mode == MEGAMOE_GLOBAL_STATIC, &weights,
+                                                   &loss));
+    megamoe_status status =
+        mm_mega_moe_open(&layer->device->machine, &shape, &weights, w->local_index, &layer->moe);
     if (status != MEGAMOE_OK) mm_mega_moe_weights_free(&layer->device->machine, &weights);
     return status;
 }
@@ -144,7 +147,8 @@ static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weigh
         return mm_fail(MEGAMOE_UNSUPPORTED_MODEL,
                        "the sm100 kernels take nvfp4 activations; bf16 ones run on the portable path");
     if (weights->expert_count == 0)
-        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL, "no expert of this layer is loaded, so there is nothing to model");
+        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL,
+                       "no expert of this layer is loaded, so there is nothing to model");
     mm_backend_layer *layer = calloc(1, sizeof *layer);
     if (!layer) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a layer");
     layer->device = state;
@@ -199,14 +203,16 @@ static megamoe_status run_others(struct run *r, uint32_t *written) {
 
 static void upload(struct run *r) {
     const megamoe_shape *shape = &r->layer->weights->shape;
-    size_t tokens = r->batch->token_count, pairs = tokens * shape->experts_per_token, values = tokens * shape->hidden;
+    size_t tokens = r->batch->token_count, pairs = tokens * shape->experts_per_token,
+           values = tokens * shape->hidden;
     struct mm_mega_moe_batch *d = &r->device;
     d->token_count = r->batch->token_count;
     d->hidden_f32 = r->batch->hidden_dtype == MEGAMOE_F32;
     d->hidden = model_copy_of(r, r->batch->hidden, values * (d->hidden_f32 ? 4 : 2), "hidden");
     d->expert_ids = model_copy_of(r, r->ids, pairs * sizeof *r->ids, "expert ids");
     d->expert_weights = model_copy_of(r, r->weights, pairs * sizeof *r->weights, "expert weights");
-    if (r->layer->weights->shared) d->shared = model_copy_of(r, r->shared, values * sizeof *r->shared, "shared");
+    if (r->layer->weights->shared)
+        d->shared = model_copy_of(r, r->shared, values * sizeof *r->shared, "shared");
     d->output = model_copy_of(r, NULL, values * sizeof *d->output, "output");
     d->token_codes = model_copy_of(r, NULL, values / 2, "token codes out");
     d->token_scales = model_copy_of(r, NULL, values / 16, "token scales out");
@@ -217,7 +223,7 @@ static void upload(struct run *r) {
 static void run_free(struct run *r) {
     struct sm100_machine *m = &r->layer->device->machine;
     const struct mm_mega_moe_batch *d = &r->device;
-    const void *const memory[] = {d->hidden, d->expert_ids,   d->expert_weights, d->shared, d->output,
+    const void *const memory[] = {d->hidden,      d->expert_ids,   d->expert_weights, d->shared, d->output,
                                   d->token_codes, d->token_scales, d->token_globals,  d->l1};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) m->release(m->context, (void *)memory[i]);
     free(r->ids);
@@ -231,7 +237,8 @@ static void copy_if(void *target, const void *source, size_t bytes) {
 }
 
 /* One row of a stage to its pair; rows of skipped slots are zero. */
-static void scatter(void *target, const void *rows, const struct run *r, size_t row_bytes, size_t source_pitch) {
+static void scatter(void *target, const void *rows, const struct run *r, size_t row_bytes,
+                    size_t source_pitch) {
     size_t pairs = (size_t)r->batch->token_count * r->layer->weights->shape.experts_per_token;
     for (size_t pair = 0; pair < pairs && target; pair++) {
         uint8_t *to = (uint8_t *)target + pair * row_bytes;
@@ -255,7 +262,8 @@ static void scatter_h(const struct run *r) {
                                                                      sm100_blocks_along_k(columns))];
         }
         if (r->stages->h_globals)
-            r->stages->h_globals[pair] = row < 0 ? 0.0f : moe->weights.h_globals[w->local_index[r->ids[pair]]];
+            r->stages->h_globals[pair] =
+                row < 0 ? 0.0f : moe->weights.h_globals[w->local_index[r->ids[pair]]];
     }
 }
 
@@ -299,8 +307,8 @@ static megamoe_status run(mm_backend_layer *layer, const megamoe_batch *batch, c
     if (status == MEGAMOE_OK && batch->token_count) status = run_kernels(&r);
     if (status == MEGAMOE_OK && written)
         *written = (of_reference & (MM_STAGE_LOGITS | MM_STAGE_SHARED)) | MM_STAGE_IDS | MM_STAGE_WEIGHTS |
-                   MM_STAGE_X_CODES | MM_STAGE_X_SCALES | MM_STAGE_X_GLOBALS | MM_STAGE_L1 | MM_STAGE_H_CODES |
-                   MM_STAGE_H_SCALES | MM_STAGE_H_GLOBALS | MM_STAGE_L2 | MM_STAGE_OUTPUT;
+                   MM_STAGE_X_CODES | MM_STAGE_X_SCALES | MM_STAGE_X_GLOBALS | MM_STAGE_L1 |
+                   MM_STAGE_H_CODES | MM_STAGE_H_SCALES | MM_STAGE_H_GLOBALS | MM_STAGE_L2 | MM_STAGE_OUTPUT;
     layer->counters.tokens += batch->token_count;
     run_free(&r);
     return status;
