@@ -19,9 +19,8 @@ typedef struct option_spec {
     const char *help;
 } option_spec;
 
-static const char *const backends[] = {"auto",          "reference", "cpu",   "cuda",
-                                       "cuda-portable", "sm90",      "sm100", "sm100-model",
-                                       NULL};
+static const char *const backends[] = {"auto", "reference", "cpu",         "cuda", "cuda-portable",
+                                       "sm90", "sm100",     "sm100-model", NULL};
 static const unsigned backend_values[] = {MEGAMOE_BACKEND_AUTO, MEGAMOE_REFERENCE,     MEGAMOE_CPU,
                                           MEGAMOE_CUDA,         MEGAMOE_CUDA_PORTABLE, MEGAMOE_SM90,
                                           MEGAMOE_SM100,        MEGAMOE_SM100_ON_MODEL};
