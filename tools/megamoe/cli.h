@@ -31,7 +31,7 @@ typedef struct cli_options {
     cli_range experts, layers;
     bool layer_given;
     uint32_t layer;
-    const char *input, *output, *dump_stages, *against, *html, *csv, *calibration;
+    const char *input, *output, *dump_stages, *against, *html, *csv;
     const char *shape, *tokens, *shard_size;
     unsigned routing, format, scale;
     bool scan, separate;

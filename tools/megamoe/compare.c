@@ -85,7 +85,8 @@ void cli_judge_floats(cli_verdict *v, cli_field field, const float *got, const f
     double rounding = is_bf16(got, count) && !is_bf16(want, count) ? BF16_HALF_STEP : 0, largest = 0;
     for (uint64_t i = 0; i < count && !magnitude; i++)
         if (isfinite(want[i]) && fabs((double)want[i]) > largest) largest = fabs((double)want[i]);
-    if (rounding > 0 && v->norm_tolerance > 0) v->norm_tolerance = 1e-3; /* as the layer's, which is BF16 too */
+    if (rounding > 0 && v->norm_tolerance > 0)
+        v->norm_tolerance = 1e-3; /* as the layer's, which is BF16 too */
     v->elements += count;
     for (uint64_t i = 0; i < count; i++) {
         double g = (double)got[i], w = (double)want[i], scale = magnitude ? (double)magnitude[i] : largest;

@@ -19,9 +19,8 @@ typedef struct option_spec {
     const char *help;
 } option_spec;
 
-static const char *const backends[] = {"auto",          "reference", "cpu",   "cuda",
-                                       "cuda-portable", "sm90",      "sm100", "sm100-model",
-                                       NULL};
+static const char *const backends[] = {"auto", "reference", "cpu",         "cuda", "cuda-portable",
+                                       "sm90", "sm100",     "sm100-model", NULL};
 static const unsigned backend_values[] = {MEGAMOE_BACKEND_AUTO, MEGAMOE_REFERENCE,     MEGAMOE_CPU,
                                           MEGAMOE_CUDA,         MEGAMOE_CUDA_PORTABLE, MEGAMOE_SM90,
                                           MEGAMOE_SM100,        MEGAMOE_SM100_ON_MODEL};
@@ -60,8 +59,6 @@ static const option_spec specs[] = {
     {"csv", "FILE", TEXT, AT(csv), NULL, "also write the results as CSV"},
     {"scale", "HOW", WORD, AT(scale), scales, "max, 4over6 or search: how a block's scale is chosen"},
     {"separate", NULL, FLAG, AT(separate), NULL, "gate and up get global scales of their own"},
-    {"calibration", "FILE", TEXT, AT(calibration), NULL,
-     "safetensors with hidden [T, H] of each layer, for input scales"},
     {"backend", "NAME", WORD, AT(backend), backends,
      "auto, reference, cpu, cuda, cuda-portable, sm90, sm100, or sm100-model (a plugin for tests)"},
     {"activations", "KIND", WORD, AT(activations), activations, "auto, bf16 or nvfp4"},
@@ -78,7 +75,8 @@ static const option_spec specs[] = {
      "threads of the cpu (default: the cores this process may use)"},
     {"batch-invariant", NULL, FLAG, AT(batch_invariant), NULL,
      "a token's bits do not depend on the rest of the batch"},
-    {"strict", NULL, FLAG, AT(strict), NULL, "contradictions between config.json and the tensors are errors"},
+    {"strict", NULL, FLAG, AT(strict), NULL,
+     "contradictions between config.json and the tensors are errors; quantize: so is any loss"},
     {"no-strict-routing", NULL, FLAG, AT(lax_routing), NULL,
      "expert ids out of range are skipped and counted, not refused"},
     {"repair-nan-scales", NULL, FLAG, AT(repair_nan_scales), NULL,
