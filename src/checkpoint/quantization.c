@@ -71,16 +71,26 @@ bool mm_quantization_ignores(const mm_quantization *declared, const char *module
     return false;
 }
 
+static mm_format format_of(const char *text) {
+    if (!text) return 0;
+    if (strstr(text, "NVFP4") || strstr(text, "nvfp4")) return MM_NVFP4;
+    if (strstr(text, "MXFP4") || strstr(text, "mxfp4")) return MM_MXFP4;
+    if (strstr(text, "FP8") || strstr(text, "fp8") || strcmp(text, "float-quantized") == 0) return MM_FP8;
+    return 0;
+}
+
 mm_format mm_quantization_format(const mm_quantization *declared, const char *module, size_t stem_length) {
     char spelling[512];
     const char *name;
-    json_t *value;
+    json_t *listed;
     if (mm_quantization_ignores(declared, module, stem_length)) return 0;
     if (!declared->listed) return declared->experts;
     for (uint32_t s = 0; s < SPELLINGS; s++) {
         spelling_make(module, stem_length, s, spelling, sizeof spelling);
-        json_object_foreach((json_t *)declared->listed, name,
-                            value) if (name_holds(name, spelling)) return declared->experts;
+        json_object_foreach((json_t *)declared->listed, name, listed) {
+            mm_format format = format_of(json_string_value(json_object_get(listed, "quant_algo")));
+            if (name_holds(name, spelling)) return format ? format : declared->experts;
+        }
     }
     return 0;
 }
@@ -140,44 +150,46 @@ static megamoe_status ignored_read(const json_t *section, mm_anomalies *anomalie
     return MEGAMOE_OK;
 }
 
-static mm_format format_of(const char *text) {
-    if (!text) return 0;
-    if (strstr(text, "NVFP4") || strstr(text, "nvfp4")) return MM_NVFP4;
-    if (strstr(text, "MXFP4") || strstr(text, "mxfp4")) return MM_MXFP4;
-    if (strstr(text, "FP8") || strstr(text, "fp8") || strcmp(text, "float-quantized") == 0) return MM_FP8;
-    return 0;
+/* ModelOpt's name for what it did to the experts. MIXED_PRECISION says it module by module. NULL: it does not
+ * say. */
+static const char *experts_algorithm(const json_t *section) {
+    static const char *const keys[] = {"moe_quant_algo", "quant_algo"};
+    const char *name, *algorithm;
+    json_t *module;
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        algorithm = json_string_value(json_object_get(section, keys[i]));
+        if (format_of(algorithm)) return algorithm;
+    }
+    json_object_foreach(json_object_get(section, "quantized_layers"), name, module) {
+        algorithm = json_string_value(json_object_get(module, "quant_algo"));
+        if (strstr(name, "experts") && format_of(algorithm)) return algorithm;
+    }
+    return NULL;
 }
 
 /* The format of the routed experts that one section declares: the most specific key first. */
 static mm_format section_format(const json_t *section, const mm_config *config) {
-    static const char *const keys[] = {"moe_quant_algo", "quant_algo", "format", "quant_method"};
     const char *dtype = json_string_value(json_object_get(section, "expert_dtype"));
-    mm_format format = 0;
-    if (!dtype) dtype = json_string_value(json_object_get(config->text, "expert_dtype"));
-    for (size_t i = 0; i < 3 && !format; i++)
-        format = format_of(json_string_value(json_object_get(section, keys[i])));
+    mm_format format = format_of(experts_algorithm(section));
+    if (!format) format = format_of(json_string_value(json_object_get(section, "format")));
     if (format) return format;
     /* DeepSeek-V4 says fp8 of everything and means FP4 experts unless expert_dtype says otherwise */
+    if (!dtype) dtype = json_string_value(json_object_get(config->text, "expert_dtype"));
     if (dtype) return strcmp(dtype, "fp4") == 0 ? MM_MXFP4 : strcmp(dtype, "fp8") == 0 ? MM_FP8 : 0;
     if (strcmp(config->model_type, "deepseek_v4") == 0) return MM_MXFP4;
-    return format_of(json_string_value(json_object_get(section, keys[3])));
+    return format_of(json_string_value(json_object_get(section, "quant_method")));
 }
 
 /* W4A4: a config group with 4-bit input activations, or ModelOpt's NVFP4 without a word about weights only.
  */
 static bool section_nvfp4_activations(const json_t *section) {
-    const char *keys[] = {"moe_quant_algo", "quant_algo"};
-    const char *name;
+    const char *name, *algorithm = experts_algorithm(section);
     json_t *group;
     json_object_foreach(json_object_get(section, "config_groups"), name, group) {
         const json_t *activations = json_object_get(group, "input_activations");
         if (json_integer_value(json_object_get(activations, "num_bits")) == 4) return true;
     }
-    for (size_t i = 0; i < 2; i++) {
-        const char *algorithm = json_string_value(json_object_get(section, keys[i]));
-        if (algorithm && strcmp(algorithm, "NVFP4") == 0) return true;
-    }
-    return false;
+    return algorithm && strcmp(algorithm, "NVFP4") == 0;
 }
 
 megamoe_status mm_quantization_read(const char *directory, const mm_config *config, mm_anomalies *anomalies,

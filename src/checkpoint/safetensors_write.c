@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct item {
@@ -163,8 +164,11 @@ static megamoe_status replace(const char *path, const char *header, const item *
     char temporary[PATH_MAX];
     int used = snprintf(temporary, sizeof temporary, "%s.%ld-%u.part", path, (long)getpid(),
                         atomic_fetch_add(&serial, 1));
+    struct stat facts;
     int file;
     megamoe_status status;
+    if (stat(path, &facts) == 0 && !S_ISREG(facts.st_mode))
+        return mm_fail(MEGAMOE_IO_ERROR, "%s is not a regular file; the rename would replace it", path);
     if (used < 0 || (size_t)used >= sizeof temporary)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "tensors_write: the path is too long: %.64s...", path);
     file = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);

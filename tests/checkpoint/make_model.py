@@ -1,8 +1,9 @@
-"""Writes small checkpoints in the published formats, with numpy and safetensors only, and remembers their bytes.
+"""Writes small checkpoints in the published formats, with numpy and safetensors only.
 
-Every element depends on its own index, scales differ and are no powers of two, gate and up differ, and no size is a
-power of two: an exchanged row, expert, half or nibble cannot look right.
+Every element depends on its own place, scales differ and are no powers of two, gate and up differ, and no
+size is a power of two: an exchanged row, expert, half or nibble cannot look right.
 """
+
 import json
 import os
 
@@ -119,9 +120,18 @@ def experts(weights, prefix, layer, one, names, count=E, **options):
 
 
 V4_CONFIG = {
-    "model_type": "deepseek_v4", "hidden_size": H, "moe_intermediate_size": I, "n_routed_experts": E,
-    "num_experts_per_tok": K, "num_hidden_layers": 2, "num_hash_layers": 1, "scoring_func": "sqrtsoftplus",
-    "topk_method": "noaux_tc", "norm_topk_prob": True, "routed_scaling_factor": 2.5, "swiglu_limit": 10.0,
+    "model_type": "deepseek_v4",
+    "hidden_size": H,
+    "moe_intermediate_size": I,
+    "n_routed_experts": E,
+    "num_experts_per_tok": K,
+    "num_hidden_layers": 2,
+    "num_hash_layers": 1,
+    "scoring_func": "sqrtsoftplus",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "swiglu_limit": 10.0,
     "num_nextn_predict_layers": 1,
 }
 
@@ -140,15 +150,26 @@ def v4_modelopt(**options):
     return weights, dict(V4_CONFIG)
 
 
-def hf(prefix="model.layers.1.mlp", one=modelopt, model_type="deepseek_v3", bias="gate.e_score_correction_bias",
-       **options):
+def hf(
+    prefix="model.layers.1.mlp",
+    one=modelopt,
+    model_type="deepseek_v3",
+    bias="gate.e_score_correction_bias",
+    **options,
+):
     """One layer under Hugging Face names."""
     weights = {}
     experts(weights, prefix, 1, one, HF_NAMES, **options)
     router(weights, prefix, 1, bias=bias)
     config = {
-        "model_type": model_type, "hidden_size": H, "moe_intermediate_size": I, "n_routed_experts": E,
-        "num_experts_per_tok": K, "num_hidden_layers": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+        "model_type": model_type,
+        "hidden_size": H,
+        "moe_intermediate_size": I,
+        "n_routed_experts": E,
+        "num_experts_per_tok": K,
+        "num_hidden_layers": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
     }
     return weights, config
 

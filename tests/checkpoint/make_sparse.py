@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Writes the headers of DeepSeek-V4-Pro in NVFP4 in front of holes: 870 GB to stat, a few MB on disk.
 
-Usage: make_sparse.py FOLDER [LAYERS [EXPERTS]]. Scalars and the bias are written, so that the files open; codes and
-scales are holes, that is zeros.
+Usage: make_sparse.py FOLDER [LAYERS [EXPERTS]]. Scalars and the bias are written, so that the files open;
+codes and scales are holes, that is zeros.
 """
+
 import json
 import os
 import struct
@@ -48,17 +49,25 @@ def main(folder, layers=61, experts=384):
     weight_map = {}
     for s in range(SHARDS):
         file = f"model-{s + 1:05}-of-{SHARDS:05}.safetensors"
-        part = tensors[s * share:(s + 1) * share]
+        part = tensors[s * share : (s + 1) * share]
         write_shard(os.path.join(folder, file), part)
         weight_map |= {t[0]: file for t in part}
     total = sum(t[3] for t in tensors)
     config = {
-        "model_type": "deepseek_v4", "hidden_size": H, "moe_intermediate_size": I, "n_routed_experts": experts,
-        "num_experts_per_tok": K, "num_hidden_layers": layers, "num_hash_layers": 0, "routed_scaling_factor": 2.5,
+        "model_type": "deepseek_v4",
+        "hidden_size": H,
+        "moe_intermediate_size": I,
+        "n_routed_experts": experts,
+        "num_experts_per_tok": K,
+        "num_hidden_layers": layers,
+        "num_hash_layers": 0,
+        "routed_scaling_factor": 2.5,
         "swiglu_limit": 10.0,
     }
-    for name, value in {"config": config,
-                        "model.safetensors.index": {"metadata": {"total_size": total}, "weight_map": weight_map}}.items():
+    for name, value in {
+        "config": config,
+        "model.safetensors.index": {"metadata": {"total_size": total}, "weight_map": weight_map},
+    }.items():
         with open(os.path.join(folder, f"{name}.json"), "w", encoding="utf-8") as file:
             json.dump(value, file)
 

@@ -1,48 +1,21 @@
 #!/usr/bin/env python3
 """Damage, as a table: what is broken, the status it must be refused with, and what the sentence must name."""
+
 import json
 import os
 import resource
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
 import numpy as np
 
 import make_model as make
+from support import CORRUPT, DUMP, INVALID, IO, UNSUPPORTED, Case, dump
 
-DUMP = os.environ["MEGAMOE_DUMP"]
-CORRUPT, IO, UNSUPPORTED = "MEGAMOE_CORRUPT_FILE", "MEGAMOE_IO_ERROR", "MEGAMOE_UNSUPPORTED_MODEL"
-INVALID = "MEGAMOE_INVALID_ARGUMENT"
 P = "model.layers.1.mlp"
-
-
-def dump(*arguments):
-    run = subprocess.run([DUMP, *map(str, arguments)], capture_output=True, text=True, check=False)
-    if run.returncode != 0:
-        raise AssertionError(f"dump {arguments}: exit {run.returncode}: {run.stderr[-2000:]}")
-    return json.loads(run.stdout)
-
-
-class Case(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-        self.path = os.path.join(self.folder.name, "m")
-
-    def assert_refused(self, found, status, *substrings):
-        self.assertIn("error", found, "it was accepted")
-        self.assertEqual(found["error"]["status"], status, found["error"]["message"])
-        for text in substrings:
-            self.assertIn(text, found["error"]["message"])
-
-    def fresh(self):
-        """An empty folder for the next row of a table."""
-        self.folder.cleanup()
-        self.setUp()
 
 
 # ---- bytes: one file, built by hand ------------------------------------------------------------------------
@@ -81,36 +54,67 @@ BAD_FILES = {  # name: (bytes, substrings beside the file's name)
     "half a surrogate pair": (file_of(b'{"\\ud800":{}}'), ["surrogate"]),
     "a NUL in a name": (file_of(b'{"a\\u0000":{}}'), ["NUL"]),
     "NUL padding": (file_of(json.dumps(GOOD).encode() + b"\0\0", TEN), ["more follows"]),
-    "a trailing comma": (file_of(b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},}', b"x"), ["string"]),
+    "a trailing comma": (
+        file_of(b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},}', b"x"),
+        ["string"],
+    ),
     "cut JSON": (file_of(b'{"a":{"dtype":"U8"'), ["tensor a", "too early"]),
     "one byte too many": (file_of(GOOD, TEN + b"x"), ["byte 10", "byte 11"]),
     "one byte too few": (file_of(GOOD, TEN[:-1]), ["tensor b", "[4, 10]", "9 bytes"]),
     "overlap": (file_of({"a": entry(0, 6), "b": entry(4, 10)}, TEN), ["tensor b", "byte 4", "tensor a", "6"]),
-    "the same range twice": (file_of({"a": entry(0, 10), "b": entry(0, 10)}, TEN), ["begins at byte 0", "10"]),
+    "the same range twice": (
+        file_of({"a": entry(0, 10), "b": entry(0, 10)}, TEN),
+        ["begins at byte 0", "10"],
+    ),
     "a hole": (file_of({"a": entry(0, 4), "b": entry(5, 10)}, TEN), ["bytes 4 to 5", "tensor b"]),
     "a hole at the start": (file_of({"a": entry(1, 10)}, TEN), ["bytes 0 to 1"]),
     "end before begin": (file_of({"a": entry(4, 0, [4]), "b": entry(4, 10)}, TEN), ["tensor a", "[4, 0]"]),
-    "end 2^64-1": (file_of(b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,18446744073709551615]}}', b"x"),
-                   ["tensor a", "63 bits"]),
+    "end 2^64-1": (
+        file_of(b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,18446744073709551615]}}', b"x"),
+        ["tensor a", "63 bits"],
+    ),
     "end past the file": (file_of({"a": entry(0, 2**62)}, TEN), ["tensor a", str(2**62)]),
     "negative offset": (file_of({"a": entry(-1, 10)}, TEN), ["tensor a", "whole number"]),
-    "fractional offset": (file_of({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1.5]}}, b"x"), ["tensor a"]),
-    "three offsets": (file_of({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1, 1]}}, b"x"), ["tensor a"]),
+    "fractional offset": (
+        file_of({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1.5]}}, b"x"),
+        ["tensor a"],
+    ),
+    "three offsets": (
+        file_of({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1, 1]}}, b"x"),
+        ["tensor a"],
+    ),
     "one offset": (file_of({"a": {"dtype": "U8", "shape": [1], "data_offsets": [1]}}, b"x"), ["tensor a"]),
     "no offsets": (file_of({"a": {"dtype": "U8", "shape": [1]}}, b"x"), ["tensor a", "data_offsets"]),
     "no dtype": (file_of({"a": {"shape": [1], "data_offsets": [0, 1]}}, b"x"), ["tensor a", "dtype"]),
     "no shape": (file_of({"a": {"dtype": "U8", "data_offsets": [0, 1]}}, b"x"), ["tensor a", "shape"]),
-    "shape over four bytes": (file_of({"a": entry(0, 4, [1000, 1000])}, b"abcd"), ["tensor a", "[1000, 1000]", "4"]),
+    "shape over four bytes": (
+        file_of({"a": entry(0, 4, [1000, 1000])}, b"abcd"),
+        ["tensor a", "[1000, 1000]", "4"],
+    ),
     "product past 64 bits": (file_of({"a": entry(0, 0, [2**33, 2**33])}), ["tensor a", "64 bits"]),
-    "product that wraps to the size": (file_of({"a": entry(0, 4, [2**62 + 1, 4])}, b"abcd"), ["tensor a", "64 bits"]),
-    "size in bits past 64": (file_of({"a": entry(0, 8, [2**61 + 1], "F64")}, b"a" * 8), ["tensor a", "64 bits"]),
+    "product that wraps to the size": (
+        file_of({"a": entry(0, 4, [2**62 + 1, 4])}, b"abcd"),
+        ["tensor a", "64 bits"],
+    ),
+    "size in bits past 64": (
+        file_of({"a": entry(0, 8, [2**61 + 1], "F64")}, b"a" * 8),
+        ["tensor a", "64 bits"],
+    ),
     "unknown dtype": (file_of({"a": entry(0, 4, dtype="F8_E9M9")}, b"abcd"), ["tensor a", "F8_E9M9"]),
     "unknown dtype, bad offsets": (file_of({"a": entry(0, 400, dtype="F8_E9M9")}, b"abcd"), ["tensor a"]),
     "half a byte": (file_of({"a": entry(0, 2, [3], "F4")}, b"ab"), ["tensor a", "F4"]),
-    "duplicate tensor": (file_of(b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
-                                 b'"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}', b"xy"), ["duplicate", "a"]),
-    "duplicate key in an entry": (file_of(b'{"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"x"),
-                                  ["tensor a", "duplicate"]),
+    "duplicate tensor": (
+        file_of(
+            b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
+            b'"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}',
+            b"xy",
+        ),
+        ["duplicate", "a"],
+    ),
+    "duplicate key in an entry": (
+        file_of(b'{"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"x"),
+        ["tensor a", "duplicate"],
+    ),
     "33 dimensions": (file_of({"a": entry(0, 1, [1] * 33)}, b"x"), ["tensor a", "32"]),
 }
 
@@ -139,8 +143,13 @@ class Files(Case):
             path = self.file(struct.pack("<Q", length) + b'{"a":1')
             os.truncate(path, 200_000_000)
             begin = time.monotonic()
-            run = subprocess.run([DUMP, path], capture_output=True, text=True, check=False,
-                                 preexec_fn=None if "asan" in DUMP else limit_memory)
+            run = subprocess.run(
+                [DUMP, path],
+                capture_output=True,
+                text=True,
+                check=False,
+                preexec_fn=None if os.environ.get("MEGAMOE_SANITIZED") else limit_memory,
+            )
             self.assertLess(time.monotonic() - begin, 1.0)  # with the process; the C test times the call
             self.assert_refused(json.loads(run.stdout), CORRUPT, "x.safetensors")
 
@@ -153,19 +162,30 @@ class Files(Case):
 
     def test_accepted(self):
         for name, header, data in (
-                ("zero-size tensors", {"a": entry(0, 0, [0, 5]), "b": entry(0, 3), "c": entry(3, 3, [0])}, b"abc"),
-                ("any order", {"b": entry(4, 10), "a": entry(0, 4)}, TEN),
-                ("no tensors", {}, b""),
-                ("metadata", {"__metadata__": {"format": "pt"}, **GOOD}, TEN),
-                ("keys of others", {"a": entry(0, 10, note={"x": [1, -2.5e3, None, True, "\u00e9\U0001F600"]})}, TEN),
-                ("five dimensions", {"a": entry(0, 10, [1, 1, 1, 2, 5])}, TEN),
-                ("names in any script", {"\u540d\u524d": entry(0, 10)}, TEN)):
+            (
+                "zero-size tensors",
+                {"a": entry(0, 0, [0, 5]), "b": entry(0, 3), "c": entry(3, 3, [0])},
+                b"abc",
+            ),
+            ("any order", {"b": entry(4, 10), "a": entry(0, 4)}, TEN),
+            ("no tensors", {}, b""),
+            ("metadata", {"__metadata__": {"format": "pt"}, **GOOD}, TEN),
+            (
+                "keys of others",
+                {"a": entry(0, 10, note={"x": [1, -2.5e3, None, True, "\u00e9\U0001f600"]})},
+                TEN,
+            ),
+            ("five dimensions", {"a": entry(0, 10, [1, 1, 1, 2, 5])}, TEN),
+            ("names in any script", {"\u540d\u524d": entry(0, 10)}, TEN),
+        ):
             with self.subTest(name):
                 self.assertNotIn("error", dump(self.file(file_of(header, data))))
 
     def test_escaped_name(self):
-        path = self.file(file_of(b'{"\\u00e9\\ud83d\\ude00\\n":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"x"))
-        self.assertEqual(dump("--tensor", "\u00e9\U0001F600\n", path)["shape"], [1])
+        path = self.file(
+            file_of(b'{"\\u00e9\\ud83d\\ude00\\n":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"x")
+        )
+        self.assertEqual(dump("--tensor", "\u00e9\U0001f600\n", path)["shape"], [1])
 
     def test_not_a_file(self):
         self.assert_refused(dump(self.folder.name + "/absent"), IO, "absent")
@@ -189,6 +209,7 @@ def index_edit(change):
         change(index)
         with open(name, "w", encoding="utf-8") as file:
             json.dump(index, file)
+
     return edit
 
 
@@ -209,40 +230,86 @@ def add_tensor(path, name=shard(1), tensor="extra"):
     with open(file, "rb") as stream:
         data = stream.read()
     size = struct.unpack("<Q", data[:8])[0]
-    header = json.loads(data[8:8 + size])
+    header = json.loads(data[8 : 8 + size])
     end = len(data) - 8 - size
     header[tensor] = entry(end, end + 1)
     with open(file, "wb") as stream:
-        stream.write(file_of(header, data[8 + size:] + b"x"))
+        stream.write(file_of(header, data[8 + size :] + b"x"))
 
 
 BAD_SETS = {  # name: (damage to a folder of three shards, status, substrings)
     "shard missing": (lambda p: os.remove(f"{p}/{shard(2)}"), CORRUPT, [shard(2), "not in the directory"]),
-    "shard cut": (lambda p: os.truncate(f"{p}/{shard(2)}", os.path.getsize(f"{p}/{shard(2)}") - 1), CORRUPT, [shard(2)]),
-    "tensor missing in its shard": (index_edit(lambda i: i["weight_map"].update({"ghost": shard(1)})), CORRUPT,
-                                    ["1 tensors", "in no shard", "ghost"]),
-    "many missing tensors": (index_edit(lambda i: i["weight_map"].update({f"ghost{n:02}": shard(1) for n in range(15)})),
-                             CORRUPT, ["15 tensors", "ghost00", "ghost09", "..."]),
+    "shard cut": (
+        lambda p: os.truncate(f"{p}/{shard(2)}", os.path.getsize(f"{p}/{shard(2)}") - 1),
+        CORRUPT,
+        [shard(2)],
+    ),
+    "tensor missing in its shard": (
+        index_edit(lambda i: i["weight_map"].update({"ghost": shard(1)})),
+        CORRUPT,
+        ["1 tensors", "in no shard", "ghost"],
+    ),
+    "many missing tensors": (
+        index_edit(lambda i: i["weight_map"].update({f"ghost{n:02}": shard(1) for n in range(15)})),
+        CORRUPT,
+        ["15 tensors", "ghost00", "ghost09", "..."],
+    ),
     "tensor missing in the index": (add_tensor, CORRUPT, ["1 tensors", "not in", "extra"]),
-    "tensor in another shard": (index_edit(lambda i: i["weight_map"].update(
-        {f"{P}.gate.weight": shard(1 if i["weight_map"][f"{P}.gate.weight"] != shard(1) else 2)})), CORRUPT,
-                                ["another shard", f"{P}.gate.weight"]),
-    "shard outside": (index_edit(lambda i: i["weight_map"].update({f"{P}.gate.weight": "../x.safetensors"})), CORRUPT,
-                      ["../x.safetensors"]),
+    "tensor in another shard": (
+        index_edit(
+            lambda i: i["weight_map"].update(
+                {f"{P}.gate.weight": shard(1 if i["weight_map"][f"{P}.gate.weight"] != shard(1) else 2)}
+            )
+        ),
+        CORRUPT,
+        ["another shard", f"{P}.gate.weight"],
+    ),
+    "shard outside": (
+        index_edit(lambda i: i["weight_map"].update({f"{P}.gate.weight": "../x.safetensors"})),
+        CORRUPT,
+        ["../x.safetensors"],
+    ),
     "no weight_map": (index_edit(lambda i: i.pop("weight_map")), CORRUPT, ["weight_map"]),
-    "weight_map is a list": (index_edit(lambda i: i.update(weight_map=[])), CORRUPT, ["index.json", "object"]),
-    "file is a number": (index_edit(lambda i: i["weight_map"].update(x=3)), CORRUPT, ["index.json", "string"]),
-    "index is not JSON": (lambda p: os.truncate(f"{p}/model.safetensors.index.json", 100), CORRUPT, ["index.json"]),
-    "two indexes": (lambda p: os.link(f"{p}/model.safetensors.index.json", f"{p}/b.safetensors.index.json"), CORRUPT,
-                    ["two indexes"]),
-    "shard is a folder": (lambda p: (os.remove(f"{p}/{shard(3)}"), os.mkdir(f"{p}/{shard(3)}")), IO, [shard(3)]),
-    "no index, shard missing": (lambda p: only_index(p, lambda q: os.remove(f"{q}/{shard(2)}")), CORRUPT,
-                                ["shard 2 of the 3"]),
-    "no index, last shard missing": (lambda p: only_index(p, lambda q: os.remove(f"{q}/{shard(3)}")), CORRUPT,
-                                     ["shard 3 of the 3"]),
-    "no index, one name in two shards": (lambda p: only_index(p, lambda q: (add_tensor(q, shard(1)),
-                                                                            add_tensor(q, shard(3)))), CORRUPT,
-                                         ["two shards", "extra", shard(1), shard(3)]),
+    "weight_map is a list": (
+        index_edit(lambda i: i.update(weight_map=[])),
+        CORRUPT,
+        ["index.json", "object"],
+    ),
+    "file is a number": (
+        index_edit(lambda i: i["weight_map"].update(x=3)),
+        CORRUPT,
+        ["index.json", "string"],
+    ),
+    "index is not JSON": (
+        lambda p: os.truncate(f"{p}/model.safetensors.index.json", 100),
+        CORRUPT,
+        ["index.json"],
+    ),
+    "two indexes": (
+        lambda p: os.link(f"{p}/model.safetensors.index.json", f"{p}/b.safetensors.index.json"),
+        CORRUPT,
+        ["two indexes"],
+    ),
+    "shard is a folder": (
+        lambda p: (os.remove(f"{p}/{shard(3)}"), os.mkdir(f"{p}/{shard(3)}")),
+        IO,
+        [shard(3)],
+    ),
+    "no index, shard missing": (
+        lambda p: only_index(p, lambda q: os.remove(f"{q}/{shard(2)}")),
+        CORRUPT,
+        ["shard 2 of the 3"],
+    ),
+    "no index, last shard missing": (
+        lambda p: only_index(p, lambda q: os.remove(f"{q}/{shard(3)}")),
+        CORRUPT,
+        ["shard 3 of the 3"],
+    ),
+    "no index, one name in two shards": (
+        lambda p: only_index(p, lambda q: (add_tensor(q, shard(1)), add_tensor(q, shard(3)))),
+        CORRUPT,
+        ["two shards", "extra", shard(1), shard(3)],
+    ),
 }
 
 
@@ -286,7 +353,9 @@ class Sets(Case):
         weights[f"{P}.experts.3.up_proj.weight_scale2"] = weights.pop(f"{P}.experts.3.up_proj.weight_scale_2")
         make.write(self.path, weights, config)
         found = dump(self.path, 1)
-        self.assert_refused(found, CORRUPT, "layer 1, expert 3", f"{P}.experts.3.up_proj.weight", "weight_scale_2")
+        self.assert_refused(
+            found, CORRUPT, "layer 1, expert 3", f"{P}.experts.3.up_proj.weight", "weight_scale_2"
+        )
         kinds = {a["kind"]: a for a in found["anomalies"]}
         self.assertIn("weight_scale2", kinds["unknown-tensor"]["detail"])
         self.assertTrue(kinds["missing-global-scale"]["is_error"])
@@ -298,12 +367,14 @@ class Sets(Case):
 
 def tensor(name, change):
     """Damages one tensor of the layer; change gives its new value, or None to remove it."""
+
     def edit(weights, config):
         del config
         old = weights.pop(f"{P}.{name}")
         new = change(old)
         if new is not None:
             weights[f"{P}.{name}"] = new
+
     return edit
 
 
@@ -316,6 +387,7 @@ def poke(index, byte):
         new = old.copy()
         new.view(np.uint8)[index] = byte
         return new
+
     return change
 
 
@@ -328,6 +400,7 @@ def remove(*fragments):
         del config
         for key in [k for k in weights if any(f in k for f in fragments)]:
             del weights[key]
+
     return edit
 
 
@@ -342,65 +415,174 @@ def scale_of(value, inner):
 
 G1 = "experts.1.up_proj"
 BAD_LAYERS = {  # name: (damage to one layer in ModelOpt's NVFP4, status, substrings)
-    "weight missing": (tensor(f"{G1}.weight", lambda t: None), CORRUPT, ["layer 1, expert 1", G1, "no weight"]),
-    "scale missing": (tensor(f"{G1}.weight_scale", lambda t: None), CORRUPT, ["expert 1", f"{G1}.weight", "scale"]),
-    "global missing": (tensor(f"{G1}.weight_scale_2", lambda t: None), CORRUPT, ["expert 1", "weight_scale_2"]),
-    "global zero": (tensor(f"{G1}.weight_scale_2", scalar(0)), CORRUPT, ["expert 1", f"{G1}.weight_scale_2", "is 0"]),
+    "weight missing": (
+        tensor(f"{G1}.weight", lambda t: None),
+        CORRUPT,
+        ["layer 1, expert 1", G1, "no weight"],
+    ),
+    "scale missing": (
+        tensor(f"{G1}.weight_scale", lambda t: None),
+        CORRUPT,
+        ["expert 1", f"{G1}.weight", "scale"],
+    ),
+    "global missing": (
+        tensor(f"{G1}.weight_scale_2", lambda t: None),
+        CORRUPT,
+        ["expert 1", "weight_scale_2"],
+    ),
+    "global zero": (
+        tensor(f"{G1}.weight_scale_2", scalar(0)),
+        CORRUPT,
+        ["expert 1", f"{G1}.weight_scale_2", "is 0"],
+    ),
     "global denormal": (tensor(f"{G1}.weight_scale_2", scalar(1e-40)), CORRUPT, ["expert 1", "e-41"]),
     "global negative": (tensor(f"{G1}.weight_scale_2", scalar(-2)), CORRUPT, ["expert 1", "-2"]),
     "global infinite": (tensor(f"{G1}.weight_scale_2", scalar(np.inf)), CORRUPT, ["expert 1", "inf"]),
     "global NaN": (tensor(f"{G1}.weight_scale_2", scalar(np.nan)), CORRUPT, ["expert 1", "nan"]),
-    "global of two values": (tensor(f"{G1}.weight_scale_2", lambda t: np.ones(2, np.float32)), CORRUPT,
-                             ["expert 1", "[2]", "one F32 value"]),
-    "global is BF16": (tensor(f"{G1}.weight_scale_2", lambda t: make.bf16("g", shape=())), CORRUPT, ["expert 1", "BF16"]),
-    "two globals that disagree": (scale_of(3.0, "weight_global_scale"), CORRUPT,
-                                  ["expert 1", f"{G1}.weight_scale_2", f"{G1}.weight_global_scale", "inverse"]),
-    "two codes": (add(f"{G1}.weight_packed", make.codes_fp4(1, 1, make.UP)), CORRUPT, ["expert 1", "two spellings"]),
-    "two namings": (add("experts.1.w3.weight", make.codes_fp4(1, 1, make.UP)), CORRUPT,
-                    ["expert 1", "experts.1.w3.weight", "second"]),
-    "codes one byte short": (tensor(f"{G1}.weight", lambda t: t[:, :-1]), CORRUPT, ["expert 1", G1, "multiple of 16"]),
-    "codes one row short": (tensor(f"{G1}.weight", lambda t: t[:-1]), CORRUPT, ["expert 1", f"{G1}.weight_scale", "47"]),
-    "scales one column short": (tensor(f"{G1}.weight_scale", lambda t: t[:, :-1]), CORRUPT,
-                                ["expert 1", f"{G1}.weight_scale", "[48, 5]", "[48, 6]"]),
-    "down of another size": (lambda w, c: w.update({
-        f"{P}.experts.1.down_proj.weight": w[f"{P}.experts.1.down_proj.weight"][:-16],
-        f"{P}.experts.1.down_proj.weight_scale": w[f"{P}.experts.1.down_proj.weight_scale"][:-16]}), CORRUPT,
-                             ["expert 1", "down_proj", "[80, 48]", "[96, 48]"]),
-    "scales are U8 beside a global": (tensor(f"{G1}.weight_scale", lambda t: t.view(np.uint8)), CORRUPT,
-                                      ["expert 1", "U8", "F8_E4M3"]),
-    "codes are F32": (tensor(f"{G1}.weight", lambda t: t.astype(np.float32)), UNSUPPORTED, ["expert 1", "F32"]),
-    "codes in one dimension": (tensor(f"{G1}.weight", lambda t: t.ravel()), CORRUPT, ["expert 1", "[rows, columns]"]),
-    "one expert is BF16": (lambda w, c: (remove("experts.1.")(w, c), [
-        make.plain(w, f"{P}.experts.1.{name}", 1, 1, p) for p, name in make.HF_NAMES.items()]), UNSUPPORTED,
-                           ["expert 1", "bf16", "nvfp4"]),
-    "BF16 with scales": (tensor(f"{G1}.weight", lambda t: make.bf16("w", shape=(make.I, make.H))), CORRUPT,
-                         ["expert 1", f"{G1}.weight_scale", "BF16"]),
-    "scale NaN": (tensor("experts.1.down_proj.weight_scale", poke((3, 2), 0x7F)), CORRUPT,
-                  ["layer 1, expert 1", "experts.1.down_proj.weight_scale", "[3, 2]", "0x7F", "NaN"]),
-    "scale negative NaN": (tensor("experts.1.down_proj.weight_scale", poke((3, 2), 0xFF)), CORRUPT, ["[3, 2]", "0xFF"]),
-    "scale negative": (tensor(f"{G1}.weight_scale", poke((47, 5), 0x81)), CORRUPT, ["expert 1", "[47, 5]", "negative"]),
-    "scale -448": (tensor(f"{G1}.weight_scale", poke((0, 0), 0xFE)), CORRUPT, ["expert 1", "[0, 0]", "negative"]),
+    "global of two values": (
+        tensor(f"{G1}.weight_scale_2", lambda t: np.ones(2, np.float32)),
+        CORRUPT,
+        ["expert 1", "[2]", "one F32 value"],
+    ),
+    "global is BF16": (
+        tensor(f"{G1}.weight_scale_2", lambda t: make.bf16("g", shape=())),
+        CORRUPT,
+        ["expert 1", "BF16"],
+    ),
+    "two globals that disagree": (
+        scale_of(3.0, "weight_global_scale"),
+        CORRUPT,
+        ["expert 1", f"{G1}.weight_scale_2", f"{G1}.weight_global_scale", "inverse"],
+    ),
+    "two codes": (
+        add(f"{G1}.weight_packed", make.codes_fp4(1, 1, make.UP)),
+        CORRUPT,
+        ["expert 1", "two spellings"],
+    ),
+    "two namings": (
+        add("experts.1.w3.weight", make.codes_fp4(1, 1, make.UP)),
+        CORRUPT,
+        ["expert 1", "experts.1.w3.weight", "second"],
+    ),
+    "codes one byte short": (
+        tensor(f"{G1}.weight", lambda t: t[:, :-1]),
+        CORRUPT,
+        ["expert 1", G1, "multiple of 16"],
+    ),
+    "codes one row short": (
+        tensor(f"{G1}.weight", lambda t: t[:-1]),
+        CORRUPT,
+        ["expert 1", f"{G1}.weight_scale", "47"],
+    ),
+    "scales one column short": (
+        tensor(f"{G1}.weight_scale", lambda t: t[:, :-1]),
+        CORRUPT,
+        ["expert 1", f"{G1}.weight_scale", "[48, 5]", "[48, 6]"],
+    ),
+    "down of another size": (
+        lambda w, c: w.update(
+            {
+                f"{P}.experts.1.down_proj.weight": w[f"{P}.experts.1.down_proj.weight"][:-16],
+                f"{P}.experts.1.down_proj.weight_scale": w[f"{P}.experts.1.down_proj.weight_scale"][:-16],
+            }
+        ),
+        CORRUPT,
+        ["expert 1", "down_proj", "[80, 48]", "[96, 48]"],
+    ),
+    "scales are U8 beside a global": (
+        tensor(f"{G1}.weight_scale", lambda t: t.view(np.uint8)),
+        CORRUPT,
+        ["expert 1", "U8", "F8_E4M3"],
+    ),
+    "codes are F32": (
+        tensor(f"{G1}.weight", lambda t: t.astype(np.float32)),
+        UNSUPPORTED,
+        ["expert 1", "F32"],
+    ),
+    "codes in one dimension": (
+        tensor(f"{G1}.weight", lambda t: t.ravel()),
+        CORRUPT,
+        ["expert 1", "[rows, columns]"],
+    ),
+    "one expert is BF16": (
+        lambda w, c: (
+            remove("experts.1.")(w, c),
+            [make.plain(w, f"{P}.experts.1.{name}", 1, 1, p) for p, name in make.HF_NAMES.items()],
+        ),
+        UNSUPPORTED,
+        ["expert 1", "bf16", "nvfp4"],
+    ),
+    "BF16 with scales": (
+        tensor(f"{G1}.weight", lambda t: make.bf16("w", shape=(make.I, make.H))),
+        CORRUPT,
+        ["expert 1", f"{G1}.weight_scale", "BF16"],
+    ),
+    "scale NaN": (
+        tensor("experts.1.down_proj.weight_scale", poke((3, 2), 0x7F)),
+        CORRUPT,
+        ["layer 1, expert 1", "experts.1.down_proj.weight_scale", "[3, 2]", "0x7F", "NaN"],
+    ),
+    "scale negative NaN": (
+        tensor("experts.1.down_proj.weight_scale", poke((3, 2), 0xFF)),
+        CORRUPT,
+        ["[3, 2]", "0xFF"],
+    ),
+    "scale negative": (
+        tensor(f"{G1}.weight_scale", poke((47, 5), 0x81)),
+        CORRUPT,
+        ["expert 1", "[47, 5]", "negative"],
+    ),
+    "scale -448": (
+        tensor(f"{G1}.weight_scale", poke((0, 0), 0xFE)),
+        CORRUPT,
+        ["expert 1", "[0, 0]", "negative"],
+    ),
     "an expert missing": (remove("experts.2."), CORRUPT, ["layer 1", "lacks 1 of 5 experts", "2"]),
     "the last expert missing": (remove("experts.4."), CORRUPT, ["4 experts", "5"]),
     "more experts than the router": (tensor("gate.weight", lambda t: t[:-1]), CORRUPT, ["5 experts", "4"]),
     "router of another width": (tensor("gate.weight", lambda t: t[:, :-16]), CORRUPT, ["80", "96"]),
-    "router is F64": (tensor("gate.weight", lambda t: t.astype(np.float64)), UNSUPPORTED, ["gate.weight", "F64"]),
-    "bias too short": (tensor("gate.e_score_correction_bias", lambda t: t[:-1]), CORRUPT,
-                       ["e_score_correction_bias", "[4]", "[5]"]),
-    "bias NaN": (tensor("gate.e_score_correction_bias", lambda t: np.where(np.arange(5) == 3, np.nan, t)
-                        .astype(np.float32)), CORRUPT, ["e_score_correction_bias", "[3]"]),
+    "router is F64": (
+        tensor("gate.weight", lambda t: t.astype(np.float64)),
+        UNSUPPORTED,
+        ["gate.weight", "F64"],
+    ),
+    "bias too short": (
+        tensor("gate.e_score_correction_bias", lambda t: t[:-1]),
+        CORRUPT,
+        ["e_score_correction_bias", "[4]", "[5]"],
+    ),
+    "bias NaN": (
+        tensor(
+            "gate.e_score_correction_bias",
+            lambda t: np.where(np.arange(5) == 3, np.nan, t).astype(np.float32),
+        ),
+        CORRUPT,
+        ["e_score_correction_bias", "[3]"],
+    ),
     "two biases": (add("gate.bias", np.zeros(5, np.float32)), CORRUPT, ["second"]),
-    "no gate, config says more experts": (lambda w, c: (remove("gate.weight", "gate.e_")(w, c), c.update(n_routed_experts=6)),
-                                          CORRUPT, ["5 experts", "config.json", "6"]),
-    "gated shared expert": (lambda w, c: (make.plain(w, f"{P}.shared_expert.gate_proj", 1, make.GATE),
-                                          make.plain(w, f"{P}.shared_expert.up_proj", 1, make.UP),
-                                          make.plain(w, f"{P}.shared_expert.down_proj", 1, make.DOWN),
-                                          add("shared_expert_gate.weight", make.bf16("s", shape=(1, make.H)))(w, c)),
-                            UNSUPPORTED, ["shared_expert_gate"]),
-    "half a shared expert": (lambda w, c: make.plain(w, f"{P}.shared_expert.gate_proj", 1, make.GATE), CORRUPT,
-                             ["shared expert", "up_proj"]),
+    "no gate, config says more experts": (
+        lambda w, c: (remove("gate.weight", "gate.e_")(w, c), c.update(n_routed_experts=6)),
+        CORRUPT,
+        ["5 experts", "config.json", "6"],
+    ),
+    "gated shared expert": (
+        lambda w, c: (
+            make.plain(w, f"{P}.shared_expert.gate_proj", 1, make.GATE),
+            make.plain(w, f"{P}.shared_expert.up_proj", 1, make.UP),
+            make.plain(w, f"{P}.shared_expert.down_proj", 1, make.DOWN),
+            add("shared_expert_gate.weight", make.bf16("s", shape=(1, make.H)))(w, c),
+        ),
+        UNSUPPORTED,
+        ["shared_expert_gate"],
+    ),
+    "half a shared expert": (
+        lambda w, c: make.plain(w, f"{P}.shared_expert.gate_proj", 1, make.GATE),
+        CORRUPT,
+        ["shared expert", "up_proj"],
+    ),
     "no K": (lambda w, c: c.pop("num_experts_per_tok"), UNSUPPORTED, ["num_experts_per_tok"]),
     "K above E": (config(num_experts_per_tok=6), UNSUPPORTED, ["6", "5"]),
+    "more layers than there can be": (config(num_hidden_layers=70000), CORRUPT, ["num_hidden_layers", "70000"]),
     "K is text": (config(num_experts_per_tok="2"), CORRUPT, ["config.json", "num_experts_per_tok"]),
     "limit negative": (config(swiglu_limit=-1.0), CORRUPT, ["config.json", "swiglu_limit"]),
     "limit infinite": (config(swiglu_limit=float("inf")), CORRUPT, ["config.json", "swiglu_limit"]),
@@ -471,12 +653,21 @@ class Layers(Case):
         def damage(weights, settings):
             tensor("experts.1.down_proj.weight_scale", poke((3, 2), 0x7F))(weights, settings)
             tensor("experts.3.up_proj.weight_scale", poke((1, 1), 0x99))(weights, settings)
+
         path = self.model(damage)
         self.assertEqual([a for a in dump(path)["anomalies"] if a["is_error"]], [])
-        found = {(a["kind"], a["expert"]): a["tensor"] for a in dump("--scan", path, 1)["anomalies"]
-                 if a["is_error"]}
-        self.assertEqual(found, {("nan-scale", 1): f"{P}.experts.1.down_proj.weight_scale",
-                                 ("negative-scale", 3): f"{P}.experts.3.up_proj.weight_scale"})
+        found = {
+            (a["kind"], a["expert"]): a["tensor"]
+            for a in dump("--scan", path, 1)["anomalies"]
+            if a["is_error"]
+        }
+        self.assertEqual(
+            found,
+            {
+                ("nan-scale", 1): f"{P}.experts.1.down_proj.weight_scale",
+                ("negative-scale", 3): f"{P}.experts.3.up_proj.weight_scale",
+            },
+        )
 
     def test_only_loaded_experts_are_scanned(self):
         path = self.model(tensor("experts.1.down_proj.weight_scale", poke((3, 2), 0x7F)))
@@ -490,15 +681,27 @@ class Layers(Case):
 
     def test_input_scales(self):
         name = "experts.1.gate_proj.input_scale"
-        for label, damage in {"missing": lambda t: None, "0": scalar(0), "denormal": scalar(1e-40), "NaN": scalar(np.nan),
-                              "inf": scalar(np.inf), "negative": scalar(-1)}.items():
+        for label, damage in {
+            "missing": lambda t: None,
+            "0": scalar(0),
+            "denormal": scalar(1e-40),
+            "NaN": scalar(np.nan),
+            "inf": scalar(np.inf),
+            "negative": scalar(-1),
+            "two values": lambda t: np.ones(2, np.float32),
+            "BF16": lambda t: make.bf16("input", shape=()),
+        }.items():
             with self.subTest(label):
                 self.fresh()
                 found = dump(self.model(tensor(name, damage)), 1)
                 self.assertNotIn("error", found)
                 source = found["source"]
-                self.assertEqual([e["input"] is None for e in source["experts"]], [False, True, False, False, False])
-                self.assertEqual([s is None for s in source["input_scales"]], [False, True, False, False, False])
+                self.assertEqual(
+                    [e["input"] is None for e in source["experts"]], [False, True, False, False, False]
+                )
+                self.assertEqual(
+                    [s is None for s in source["input_scales"]], [False, True, False, False, False]
+                )
                 note = [a for a in found["anomalies"] if a["kind"] == "missing-input-scale"]
                 self.assertEqual(len(note), 1)
                 self.assertIn("1 of 5 experts", note[0]["detail"])
@@ -514,37 +717,51 @@ class Layers(Case):
             self.assertIsNone(source["experts"][1]["intermediate"])
 
     def test_mxfp4_scales(self):
-        for scales, change, text in (("e8m0", poke((5, 1), 0xFF), "0xFF"), ("u8", poke((5, 1), 0xFF), "0xFF"),
-                                     ("f32", lambda t: np.where(np.arange(3) == 1, np.float32(3), t), "3 at [0, 1]")):
+        for scales, change, text in (
+            ("e8m0", poke((5, 1), 0xFF), "0xFF"),
+            ("u8", poke((5, 1), 0xFF), "0xFF"),
+            ("f32", lambda t: np.where(np.arange(3) == 1, np.float32(3), t), "3 at [0, 1]"),
+        ):
             with self.subTest(scales):
                 self.fresh()
                 weights, settings = {}, dict(make.V4_CONFIG, moe_intermediate_size=64, num_hash_layers=0)
                 make.experts(weights, P, 1, make.mxfp4, make.W_NAMES, scales=scales)
                 make.router(weights, P, 1)
                 tensor("experts.2.w1.scale", change)(weights, settings)
-                self.assert_refused(dump(make.write(self.path, weights, settings), 1), CORRUPT, "expert 2",
-                                    "experts.2.w1.scale", text)
+                self.assert_refused(
+                    dump(make.write(self.path, weights, settings), 1),
+                    CORRUPT,
+                    "expert 2",
+                    "experts.2.w1.scale",
+                    text,
+                )
 
     def test_token_tables(self):
         for label, change, substrings in (
-                ("entry is E", lambda t: np.where(np.arange(2) == 1, 5, t), ["names expert 5", "[0, 1]", "5"]),
-                ("entry is -1", lambda t: np.where(np.arange(2) == 0, -1, t), ["names expert -1", "[0, 0]"]),
-                ("entry is 2^40", lambda t: np.where(np.arange(2) == 0, 2**40, t), [str(2**40)]),
-                ("table is F32", lambda t: t.astype(np.float32), ["F32", "I64"]),
-                ("table missing", lambda t: None, ["tid2eid", "num_hash_layers"])):
+            ("entry is E", lambda t: np.where(np.arange(2) == 1, 5, t), ["names expert 5", "[0, 1]", "5"]),
+            ("entry is -1", lambda t: np.where(np.arange(2) == 0, -1, t), ["names expert -1", "[0, 0]"]),
+            ("entry is 2^40", lambda t: np.where(np.arange(2) == 0, 2**40, t), [str(2**40)]),
+            ("table is F32", lambda t: t.astype(np.float32), ["F32", "I64"]),
+            ("table missing", lambda t: None, ["tid2eid", "num_hash_layers"]),
+        ):
             with self.subTest(label):
                 self.fresh()
                 weights, settings = make.v4_modelopt()
                 old = weights.pop("layers.0.ffn.gate.tid2eid")
                 if change(old) is not None:
                     weights["layers.0.ffn.gate.tid2eid"] = change(old)
-                self.assert_refused(dump(make.write(self.path, weights, settings), 0), CORRUPT, "layer 0", *substrings)
+                self.assert_refused(
+                    dump(make.write(self.path, weights, settings), 0), CORRUPT, "layer 0", *substrings
+                )
 
 
 class Contradictions(Case):
     def test_config_against_tensors(self):
-        for key, value, text in (("hidden_size", 128, "128"), ("moe_intermediate_size", 64, "64"),
-                                 ("n_routed_experts", 3, "3")):
+        for key, value, text in (
+            ("hidden_size", 128, "128"),
+            ("moe_intermediate_size", 64, "64"),
+            ("n_routed_experts", 3, "3"),
+        ):
             with self.subTest(key):
                 self.fresh()
                 weights, settings = make.hf()
@@ -564,7 +781,9 @@ class Contradictions(Case):
         self.assertNotIn("error", found)
         self.assertIsNone(found["source"]["router"]["weight"])
         self.assertFalse(found["layers"][0]["router"])
-        self.assertIn("new_model", [a for a in found["anomalies"] if a["kind"] == "unknown-router"][0]["detail"])
+        self.assertIn(
+            "new_model", [a for a in found["anomalies"] if a["kind"] == "unknown-router"][0]["detail"]
+        )
         settings["scoring_func"] = "softmax"
         make.write(self.path, weights, settings)
         self.assertTrue(dump(self.path, 1)["layers"][0]["router"])

@@ -1,39 +1,22 @@
 #!/usr/bin/env python3
-"""Whole formats: what the library finds in a checkpoint is, byte for byte, what independent code wrote into it."""
-import json
-import os
-import subprocess
+"""Whole formats: what the library finds is, byte for byte, what independent code wrote into the file."""
+
 import sys
-import tempfile
 import unittest
 
 import numpy as np
 
 import make_model as make
 from make_model import DOWN, E, GATE, H, I, K, UP
+from support import Case, dump, raw
 
-DUMP = os.environ["MEGAMOE_DUMP"]
 SCORES = {"sqrtsoftplus": 1, "sigmoid": 2, "softmax_topk": 3, "topk_softmax": 4}
 
 
-def dump(*arguments):
-    run = subprocess.run([DUMP, *map(str, arguments)], capture_output=True, text=True, check=False)
-    if run.returncode != 0:
-        raise AssertionError(f"dump {arguments}: exit {run.returncode}: {run.stderr[-2000:]}")
-    return json.loads(run.stdout)
-
-
-def raw(array):
-    return np.ascontiguousarray(array).tobytes().hex()
-
-
-class Formats(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-
+class Formats(Case):
     def written(self, weights, config, **options):
-        return make.write(os.path.join(self.folder.name, "m"), weights, config, **options)
+        self.fresh()
+        return make.write(self.path, weights, config, **options)
 
     def read(self, model, layer, *arguments, **options):
         path = self.written(*model, **options)
@@ -54,8 +37,14 @@ class Formats(unittest.TestCase):
             g = make.factor("global", layer, e, p)
             if inverse:
                 g = np.float32(1) / np.float32(1 / g)
-            self.assert_matrix(found[p], make.codes_fp4(layer, e, p), make.scales_e4m3(layer, e, p), g,
-                               dims=make.dims(p), format="nvfp4")
+            self.assert_matrix(
+                found[p],
+                make.codes_fp4(layer, e, p),
+                make.scales_e4m3(layer, e, p),
+                g,
+                dims=make.dims(p),
+                format="nvfp4",
+            )
 
     # ---- NVFP4 ----
 
@@ -71,15 +60,24 @@ class Formats(unittest.TestCase):
                     self.assert_nvfp4(source["experts"][e], 1, e)
                     self.assertEqual(
                         np.float32(source["experts"][e]["input"]),
-                        max(make.factor("input", 1, e, GATE), make.factor("input", 1, e, UP)))
-                    self.assertEqual(np.float32(source["intermediate_scales"][e]), make.factor("input", 1, e, DOWN))
+                        max(make.factor("input", 1, e, GATE), make.factor("input", 1, e, UP)),
+                    )
+                    self.assertEqual(
+                        np.float32(source["intermediate_scales"][e]), make.factor("input", 1, e, DOWN)
+                    )
                 self.assertEqual(source["router"]["weight"], raw(weights["layers.1.ffn.gate.weight"]))
-                np.testing.assert_array_equal(np.float32(source["router"]["bias"]), weights["layers.1.ffn.gate.bias"])
+                np.testing.assert_array_equal(
+                    np.float32(source["router"]["bias"]), weights["layers.1.ffn.gate.bias"]
+                )
                 self.assertTrue(source["w4a4"])
                 shape = source["shape"]
-                self.assertEqual((shape["hidden"], shape["intermediate"], shape["experts"], shape["top_k"]), (H, I, E, K))
-                self.assertEqual((shape["score"], shape["scale"], shape["limit"], shape["hash"], shape["normalize"]),
-                                 (SCORES["sqrtsoftplus"], 2.5, 10.0, False, True))
+                self.assertEqual(
+                    (shape["hidden"], shape["intermediate"], shape["experts"], shape["top_k"]), (H, I, E, K)
+                )
+                self.assertEqual(
+                    (shape["score"], shape["scale"], shape["limit"], shape["hash"], shape["normalize"]),
+                    (SCORES["sqrtsoftplus"], 2.5, 10.0, False, True),
+                )
 
     def test_hash_table(self):
         for dtype in (np.int64, np.int32):
@@ -125,13 +123,21 @@ class Formats(unittest.TestCase):
 
     def test_powers_of_two_agree_between_conventions(self):
         both = []
-        for one, name, value in ((make.modelopt, "weight_scale_2", 0.125), (make.compressed, "weight_global_scale", 8.0)):
+        for one, name, value in (
+            (make.modelopt, "weight_scale_2", 0.125),
+            (make.compressed, "weight_global_scale", 8.0),
+        ):
             weights, config = make.hf(one=one)
             for key in weights:
                 if key.endswith(name):
                     weights[key][...] = value
-            both.append([e[p]["global"] for e in self.read((weights, config), 1)["source"]["experts"]
-                         for p in (GATE, UP, DOWN)])
+            both.append(
+                [
+                    e[p]["global"]
+                    for e in self.read((weights, config), 1)["source"]["experts"]
+                    for p in (GATE, UP, DOWN)
+                ]
+            )
         self.assertEqual(both[0], both[1])
         self.assertEqual(set(both[0]), {0.125})
 
@@ -162,12 +168,20 @@ class Formats(unittest.TestCase):
                     self.assertEqual(found["source"]["shape"]["group_size"], 32)
                     for e in range(E):
                         for p in (GATE, UP, DOWN):
-                            self.assert_matrix(found["source"]["experts"][e][p], make.codes_fp4(1, e, p, i=64),
-                                               make.scales_e8m0(1, e, p, i=64), dims=make.dims(p, i=64), format="mxfp4")
+                            self.assert_matrix(
+                                found["source"]["experts"][e][p],
+                                make.codes_fp4(1, e, p, i=64),
+                                make.scales_e8m0(1, e, p, i=64),
+                                dims=make.dims(p, i=64),
+                                format="mxfp4",
+                            )
 
     def test_bf16_and_fp8_experts(self):
-        for one, options in ((make.plain, {}), (make.fp8, {"suffix": "weight_scale_inv", "scales": "f32"}),
-                             (make.fp8, {"block": 128})):
+        for one, options in (
+            (make.plain, {}),
+            (make.fp8, {"suffix": "weight_scale_inv", "scales": "f32"}),
+            (make.fp8, {"block": 128}),
+        ):
             with self.subTest(one=one.__name__, **options):
                 weights, config = make.hf(one=one, **options)
                 found = self.read((weights, config), 1)
@@ -184,8 +198,13 @@ class Formats(unittest.TestCase):
                 self.assertIsNone(found["source"]["input_scales"])
 
     def test_shared_expert(self):
-        for one, options in ((make.fp8, {}), (make.fp8, {"block": 128}), (make.fp8, {"scales": "f32", "suffix": "weight_scale_inv"}),
-                             (make.plain, {}), (make.modelopt, {})):
+        for one, options in (
+            (make.fp8, {}),
+            (make.fp8, {"block": 128}),
+            (make.fp8, {"scales": "f32", "suffix": "weight_scale_inv"}),
+            (make.plain, {}),
+            (make.modelopt, {}),
+        ):
             with self.subTest(one=one.__name__, **options):
                 weights, config = make.hf()
                 for p, name in make.HF_NAMES.items():
@@ -193,7 +212,9 @@ class Formats(unittest.TestCase):
                 found = self.read((weights, config), 1)
                 shared = found["source"]["shared"]
                 for p, name in make.HF_NAMES.items():
-                    self.assertEqual(shared[p]["codes"], raw(weights[f"model.layers.1.mlp.shared_experts.{name}.weight"]))
+                    self.assertEqual(
+                        shared[p]["codes"], raw(weights[f"model.layers.1.mlp.shared_experts.{name}.weight"])
+                    )
                 self.assertEqual(found["layers"][0]["shared_format"], shared[UP]["format"])
 
     # ---- subsets, single files ----
@@ -225,7 +246,9 @@ class Formats(unittest.TestCase):
         path = self.written({"hidden": make.bf16("x", shape=(3, 8))}, None)
         with open(f"{path}/config.json", "w", encoding="utf-8") as file:
             file.write("{broken")
-        self.assertEqual(dump("--tensor", "hidden", f"{path}/model.safetensors"), {"dtype": 1, "shape": [3, 8]})
+        self.assertEqual(
+            dump("--tensor", "hidden", f"{path}/model.safetensors"), {"dtype": 1, "shape": [3, 8]}
+        )
 
 
 if __name__ == "__main__":

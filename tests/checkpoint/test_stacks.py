@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""Stacks of all experts, other spellings, MTP blocks, mixed formats, and what config files declare about them."""
+"""Stacks of all experts, other spellings, MTP blocks, mixed formats, and what config files declare."""
+
 import os
+import resource
+import struct
 import sys
 import unittest
 
 import numpy as np
 
 import make_model as make
+import make_sparse
 from make_model import DOWN, E, GATE, H, I, K, UP
-from test_damage import CORRUPT, UNSUPPORTED, Case, dump
-from test_formats import raw
+from support import CORRUPT, UNSUPPORTED, Case, dump, raw
 
 P = "model.layers.1.mlp"
 
@@ -51,23 +54,39 @@ def fused_modelopt(model_type, interleaved, halves=False, scalar_shape=None):
 
 def gpt_oss(e8m0=False):
     weights = {}
+
     def blocks(codes):
         return codes.reshape(*codes.shape[:2], codes.shape[2] // 16, 16)
+
     def fp4(*place):
         return make.codes_fp4(*place, i=64)
+
     def scales(*place):
         return make.scales_e8m0(*place, i=64)
+
     def bias(*place):
         return make.bf16("bias", *place, shape=make.dims(place[-1], i=64)[0])
-    for name, pick in (("gate_up_proj", lambda one: gate_up(one, True)), ("down_proj", lambda one: stack(one, DOWN))):
+
+    for name, pick in (
+        ("gate_up_proj", lambda one: gate_up(one, True)),
+        ("down_proj", lambda one: stack(one, DOWN)),
+    ):
         weights[f"{P}.experts.{name}_blocks"] = blocks(pick(fp4))
         weights[f"{P}.experts.{name}_scales"] = make.as_e8m0(pick(scales)) if e8m0 else pick(scales)
         weights[f"{P}.experts.{name}_bias"] = pick(bias)
     make.router(weights, P, 1, weight="router.weight", bias=None)
     weights[f"{P}.router.bias"] = make.bf16("router bias", shape=(E,))
-    config = {"model_type": "gpt_oss", "hidden_size": H, "intermediate_size": 64, "num_local_experts": E,
-              "num_experts_per_tok": K, "num_hidden_layers": 2, "swiglu_limit": 7.0, "hidden_act": "silu",
-              "quantization_config": {"quant_method": "mxfp4"}}
+    config = {
+        "model_type": "gpt_oss",
+        "hidden_size": H,
+        "intermediate_size": 64,
+        "num_local_experts": E,
+        "num_experts_per_tok": K,
+        "num_hidden_layers": 2,
+        "swiglu_limit": 7.0,
+        "hidden_act": "silu",
+        "quantization_config": {"quant_method": "mxfp4"},
+    }
     return weights, config, fp4, scales, bias
 
 
@@ -91,7 +110,9 @@ class Stacks(Case):
                     self.fresh()
                     weights, config = fused_modelopt(model_type, interleaved, halves, (E, 1))
                     found = self.read(weights, config)
-                    self.assertEqual((found["layers"][0]["naming"], found["layers"][0]["format"]), ("fused", "nvfp4"))
+                    self.assertEqual(
+                        (found["layers"][0]["naming"], found["layers"][0]["format"]), ("fused", "nvfp4")
+                    )
                     for e, expert in enumerate(found["source"]["experts"]):
                         self.assert_nvfp4(expert, e, UP if halves else GATE)
                         self.assertEqual(np.float32(expert["input"]), make.factor("input", 1, 0, GATE))
@@ -137,11 +158,14 @@ class Stacks(Case):
             weights, config, fp4, scales, bias = gpt_oss(e8m0)
             found = self.read(weights, config)
             source = found["source"]
-            self.assertEqual((source["shape"]["alpha"], source["shape"]["beta"], source["shape"]["limit"]),
-                             (float(np.float32(1.702)), 1.0, 7.0))
+            self.assertEqual(
+                (source["shape"]["alpha"], source["shape"]["beta"], source["shape"]["limit"]),
+                (float(np.float32(1.702)), 1.0, 7.0),
+            )
             self.assertEqual((source["shape"]["score"], source["shape"]["group_size"]), (4, 32))
-            np.testing.assert_array_equal(np.float32(source["router"]["bias"]),
-                                          weights[f"{P}.router.bias"].astype(np.float32))
+            np.testing.assert_array_equal(
+                np.float32(source["router"]["bias"]), weights[f"{P}.router.bias"].astype(np.float32)
+            )
             for e, expert in enumerate(source["experts"]):
                 for p in (GATE, UP, DOWN):
                     self.assertEqual(expert[p]["codes"], raw(fp4(1, e, p)))
@@ -151,20 +175,33 @@ class Stacks(Case):
     def test_nan_scale_in_a_stack(self):
         weights, config, *_ = gpt_oss()
         weights[f"{P}.experts.gate_up_proj_scales"][3, 7, 1] = 0xFF  # row 7 is the fourth up row
-        self.assert_refused(dump(make.write(self.path, weights, config), 1), CORRUPT, "expert 3", "gate_up_proj_scales",
-                            "[3, 7, 1]")
+        self.assert_refused(
+            dump(make.write(self.path, weights, config), 1),
+            CORRUPT,
+            "expert 3",
+            "gate_up_proj_scales",
+            "[3, 7, 1]",
+        )
 
     def test_bf16_stacks(self):
         for model_type, flip, status, text in (
-                ("qwen3_5_moe", False, None, ""), ("qwen3_moe", False, None, ""),
-                ("qwen3_moe", True, UNSUPPORTED, "transposed"), ("llama4", True, UNSUPPORTED, "transposed")):
+            ("qwen3_5_moe", False, None, ""),
+            ("qwen3_moe", False, None, ""),
+            ("qwen3_moe", True, UNSUPPORTED, "transposed"),
+            ("llama4", True, UNSUPPORTED, "transposed"),
+        ):
             with self.subTest(model_type, flip=flip):
                 self.fresh()
                 _, config = make.hf(model_type=model_type)
                 config["moe_intermediate_size"] = 64  # with 48, gate_up would be square
+
                 def one(*place):
                     return make.bf16("weight", *place, shape=make.dims(place[-1], i=64))
-                weights = {f"{P}.experts.gate_up_proj": gate_up(one, False), f"{P}.experts.down_proj": stack(one, DOWN)}
+
+                weights = {
+                    f"{P}.experts.gate_up_proj": gate_up(one, False),
+                    f"{P}.experts.down_proj": stack(one, DOWN),
+                }
                 if flip:
                     weights = {k: w.transpose(0, 2, 1) for k, w in weights.items()}
                 make.router(weights, P, 1, bias=None)
@@ -185,33 +222,46 @@ class Stacks(Case):
 
     def test_square_stacks(self):
         square = make.H
-        for model_type, status in (("qwen3_moe", UNSUPPORTED), ("qwen3_5_moe", None), ("gpt_oss", UNSUPPORTED)):
+        for model_type, status in (
+            ("qwen3_moe", UNSUPPORTED),
+            ("qwen3_5_moe", None),
+            ("gpt_oss", UNSUPPORTED),
+        ):
             with self.subTest(model_type):
                 self.fresh()
                 _, config = make.hf(model_type=model_type)
                 config.update(moe_intermediate_size=square, intermediate_size=square)
-                weights = {f"{P}.experts.{n}": make.bf16(n, shape=(E, square, square))
-                           for n in ("gate_proj", "up_proj", "down_proj")}
+                weights = {
+                    f"{P}.experts.{n}": make.bf16(n, shape=(E, square, square))
+                    for n in ("gate_proj", "up_proj", "down_proj")
+                }
                 make.router(weights, P, 1, bias=None)
                 found = dump(make.write(self.path, weights, config), 1)
                 if status:
-                    self.assert_refused(found, status, "ambiguous" if model_type == "qwen3_moe" else "transposed")
+                    self.assert_refused(
+                        found, status, "ambiguous" if model_type == "qwen3_moe" else "transposed"
+                    )
                 else:
                     self.assertNotIn("error", found)
 
     def test_fp8_stacks(self):
         h, i, block = 96, 64, 32
+
         def values(*place):
             return make.rng_of("fp8", *place).integers(0, 0x7F, make.dims(place[-1], h, i), dtype=np.uint8)
+
         def grids(*place):
             n, k = make.dims(place[-1], h, i)
             return make.rng_of("g", *place).uniform(0.1, 1, (n // block, k // block)).astype(np.float32)
+
         _, config = make.hf(model_type="qwen3_moe")
         config["moe_intermediate_size"] = i
-        weights = {f"{P}.experts.gate_up_proj": make.as_e4m3(gate_up(values, False)),
-                   f"{P}.experts.gate_up_proj_scale_inv": gate_up(grids, False),
-                   f"{P}.experts.down_proj": make.as_e4m3(stack(values, DOWN)),
-                   f"{P}.experts.down_proj_scale_inv": stack(grids, DOWN)}
+        weights = {
+            f"{P}.experts.gate_up_proj": make.as_e4m3(gate_up(values, False)),
+            f"{P}.experts.gate_up_proj_scale_inv": gate_up(grids, False),
+            f"{P}.experts.down_proj": make.as_e4m3(stack(values, DOWN)),
+            f"{P}.experts.down_proj_scale_inv": stack(grids, DOWN),
+        }
         make.router(weights, P, 1, bias=None)
         for e, expert in enumerate(self.read(weights, config)["source"]["experts"]):
             for p in (GATE, UP, DOWN):
@@ -220,10 +270,12 @@ class Stacks(Case):
                 self.assertEqual((expert[p]["block_rows"], expert[p]["block_columns"]), (block, block))
 
     def test_stacks_of_another_size(self):
-        for key, change in ((f"{P}.experts.down_proj_weight_scale", lambda t: t[:-1]),
-                            (f"{P}.experts.gate_up_proj_weight_scale_2", lambda t: t[:-1]),
-                            (f"{P}.experts.gate_up_proj_weight_scale", lambda t: t[:, :-2]),
-                            (f"{P}.experts.down_proj", lambda t: t[:-1])):
+        for key, change in (
+            (f"{P}.experts.down_proj_weight_scale", lambda t: t[:-1]),
+            (f"{P}.experts.gate_up_proj_weight_scale_2", lambda t: t[:-1]),
+            (f"{P}.experts.gate_up_proj_weight_scale", lambda t: t[:, :-2]),
+            (f"{P}.experts.down_proj", lambda t: t[:-1]),
+        ):
             with self.subTest(key):
                 self.fresh()
                 weights, config = fused_modelopt("qwen3_moe", False)
@@ -272,9 +324,11 @@ class Names(Case):
         self.assertEqual((shape["groups"], shape["groups_per_token"], shape["score"]), (5, 2, 2))
 
     def test_odd_header_misaligns_everything(self):
-        """Every tensor of more than one byte per element begins at an odd address; copies must not change a bit."""
-        import struct
-        for model in (make.hf(one=make.plain), make.hf(one=make.fp8, scales="f32", suffix="weight_scale_inv")):
+        """Every tensor of wide elements begins at an odd address; copies must not change a bit."""
+        for model in (
+            make.hf(one=make.plain),
+            make.hf(one=make.fp8, scales="f32", suffix="weight_scale_inv"),
+        ):
             self.fresh()
             wanted = self.read(*model)["source"]
             path = f"{self.path}/model.safetensors"
@@ -282,12 +336,16 @@ class Names(Case):
                 data = file.read()
             size = struct.unpack("<Q", data[:8])[0]
             with open(path, "wb") as file:
-                file.write(struct.pack("<Q", size + 1) + data[8:8 + size] + b" " + data[8 + size:])
+                file.write(struct.pack("<Q", size + 1) + data[8 : 8 + size] + b" " + data[8 + size :])
             self.assertEqual(dump(self.path, 1)["source"], wanted)
 
     def test_mtp_blocks(self):
-        for mtp, number, layers in (("mtp.0.ffn", 2, 2), ("layers.2.ffn", 2, 2), ("mtp.layers.0.mlp", 2, None),
-                                    ("mtp.1.ffn", 3, 2)):
+        for mtp, number, layers in (
+            ("mtp.0.ffn", 2, 2),
+            ("layers.2.ffn", 2, 2),
+            ("mtp.layers.0.mlp", 2, None),
+            ("mtp.1.ffn", 3, 2),
+        ):
             with self.subTest(mtp):
                 self.fresh()
                 weights, config = make.v4_modelopt()
@@ -296,14 +354,20 @@ class Names(Case):
                     number = 2
                 make.experts(weights, mtp, 7, make.plain, make.W_NAMES)
                 make.router(weights, mtp, 7)
-                config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "NVFP4",
-                                                 "ignore": ["*.ffn.shared_experts.*"]}
+                config["quantization_config"] = {
+                    "quant_method": "modelopt",
+                    "quant_algo": "NVFP4",
+                    "ignore": ["*.ffn.shared_experts.*"],
+                }
                 found = self.read(weights, config, number)
-                self.assertEqual([(x["layer"], x["format"]) for x in found["layers"]],
-                                 [(0, "nvfp4"), (1, "nvfp4"), (number, "bf16")])
+                self.assertEqual(
+                    [(x["layer"], x["format"]) for x in found["layers"]],
+                    [(0, "nvfp4"), (1, "nvfp4"), (number, "bf16")],
+                )
                 self.assertFalse(found["source"]["shape"]["hash"])
-                self.assertEqual(found["source"]["experts"][3][UP]["codes"],
-                                 raw(weights[f"{mtp}.experts.3.w3.weight"]))
+                self.assertEqual(
+                    found["source"]["experts"][3][UP]["codes"], raw(weights[f"{mtp}.experts.3.w3.weight"])
+                )
                 notes = [a for a in found["anomalies"] if a["kind"] == "config-contradiction"]
                 self.assertEqual([a["layer"] for a in notes], [number])
                 self.assertIn("bf16", notes[0]["detail"])
@@ -311,16 +375,26 @@ class Names(Case):
     def test_mtp_in_mxfp4_inside_nvfp4(self):
         weights, config = make.v4_modelopt()
         make.experts(weights, "mtp.0.ffn", 7, make.mxfp4, make.W_NAMES)
-        config["quantization_config"] = {"quant_method": "fp8", "moe_quant_algo": "NVFP4", "ignore": ["mtp.*"]}
+        config["quantization_config"] = {
+            "quant_method": "fp8",
+            "moe_quant_algo": "NVFP4",
+            "ignore": ["mtp.*"],
+        }
         found = self.read(weights, config, 2)
         self.assertEqual([x["format"] for x in found["layers"]], ["nvfp4", "nvfp4", "mxfp4"])
         # the draft block is wider here than the model; nothing else contradicts
-        self.assertEqual([a["detail"].split(", the")[0] for a in found["anomalies"] if a["kind"] == "config-contradiction"],
-                         ["config.json declares moe_intermediate_size 48"])
+        self.assertEqual(
+            [
+                a["detail"].split(", the")[0]
+                for a in found["anomalies"]
+                if a["kind"] == "config-contradiction"
+            ],
+            ["config.json declares moe_intermediate_size 48"],
+        )
 
 
 class Declarations(Case):
-    """Lists of what is left alone, in every dialect, against a model whose layer 1 is NVFP4 and layer 10 BF16."""
+    """Lists of what is left alone, against a model whose layer 1 is NVFP4 and layer 10 BF16."""
 
     def contradictions(self, quantization, stem="model.", hf_quant=None, strict=False):
         self.fresh()
@@ -342,18 +416,19 @@ class Declarations(Case):
         compressed = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
         for stem in ("model.", "model.language_model.", ""):
             for quantization, key, entries, wanted in (
-                    (nvfp4, "ignore", ["lm_head", "*layers.10.mlp*"], []),
-                    (nvfp4, "exclude_modules", ["model.layers.10"], []),
-                    (nvfp4, "exclude_modules", ["model.layers.10.mlp.experts"], []),
-                    (nvfp4, "modules_to_not_convert", ["layers.10.mlp.experts*"], []),
-                    (compressed, "ignore", ["re:.*layers\\.10\\.mlp.*"], []),
-                    (compressed, "ignore", ["re:model.layers.(?:9|10).mlp.experts.\\d+.down_proj$"], []),
-                    (compressed, "ignore", [f"model.layers.10.mlp.experts.{e}.down_proj" for e in range(E)], []),
-                    (nvfp4, "ignore", ["lm_head"], [10]),
-                    (nvfp4, "ignore", ["model.layers.1"], [1, 10]),  # and not layer 10 by its beginning
-                    (nvfp4, "ignore", ["model.layers.*"], [1]),
-                    (compressed, "ignore", ["re:ayers.10"], [10]),  # anchored, as Python's re.match is
-                    (compressed, "ignore", ["re:.*layers.1\\..*", "re:.*layers.10\\..*"], [1])):
+                (nvfp4, "ignore", ["lm_head", "*layers.10.mlp*"], []),
+                (nvfp4, "exclude_modules", ["model.layers.10"], []),
+                (nvfp4, "exclude_modules", ["model.layers.10.mlp.experts"], []),
+                (nvfp4, "modules_to_not_convert", ["layers.10.mlp.experts*"], []),
+                (compressed, "ignore", ["re:.*layers\\.10\\.mlp.*"], []),
+                (compressed, "ignore", ["re:model.layers.(?:9|10).mlp.experts.\\d+.down_proj$"], []),
+                (compressed, "ignore", [f"model.layers.10.mlp.experts.{e}.down_proj" for e in range(E)], []),
+                (nvfp4, "ignore", ["lm_head"], [10]),
+                (nvfp4, "ignore", ["model.layers.1"], [1, 10]),  # and not layer 10 by its beginning
+                (nvfp4, "ignore", ["model.layers.*"], [1]),
+                (compressed, "ignore", ["re:ayers.10"], [10]),  # anchored, as Python's re.match is
+                (compressed, "ignore", ["re:.*layers.1\\..*", "re:.*layers.10\\..*"], [1]),
+            ):
                 with self.subTest(stem=stem, entries=entries[:2]):
                     found = [layer for layer, _ in self.contradictions({**quantization, key: entries}, stem)]
                     self.assertEqual(found, wanted)
@@ -364,11 +439,38 @@ class Declarations(Case):
         self.assertNotIn("error", self.contradictions({**nvfp4, "ignore": ["*layers.10.*"]}, strict=True))
 
     def test_quantized_layers(self):
-        lists = {"quant_method": "fp8", "moe_quant_algo": "NVFP4", "quant_algo": "MIXED_PRECISION",
-                 "quantized_layers": {"model.layers.1.mlp.experts": {"quant_algo": "NVFP4"}}}
+        lists = {
+            "quant_method": "fp8",
+            "moe_quant_algo": "NVFP4",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {"model.layers.1.mlp.experts": {"quant_algo": "NVFP4"}},
+        }
         self.assertEqual(self.contradictions(lists), [])
         lists["quantized_layers"] = {"model.layers.10.mlp.experts": {"quant_algo": "NVFP4"}}
         self.assertEqual([layer for layer, _ in self.contradictions(lists)], [1, 10])
+
+    def test_what_nvidia_publishes_for_v4(self):
+        """Both files say MIXED_PRECISION and list the modules; config.json also keeps the native fp8 around it."""
+        weights, config = make.v4_modelopt()
+        make.experts(weights, "mtp.0.ffn", 7, make.mxfp4, make.W_NAMES)
+        config["moe_intermediate_size"] = None  # the draft block is wider in this fixture
+        listed = {f"layers.{n}.ffn.experts": {"quant_algo": "NVFP4", "group_size": 16} for n in (0, 1)}
+        ignore = ["*.attn.*", "*.ffn.shared_experts.*", "head", "mtp.*"]
+        config["quantization_config"] = {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "scale_fmt": "ue8m0",
+            "weight_block_size": [128, 128],
+            "moe_quant_algo": "NVFP4",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": listed,
+            "ignore": ignore,
+        }
+        beside = {"quant_algo": "MIXED_PRECISION", "quantized_layers": listed, "exclude_modules": ignore}
+        make.write(self.path, weights, config, hf_quant_config={"quantization": beside})
+        found = dump("--strict", self.path)
+        self.assertNotIn("error", found)
+        self.assertEqual({a["kind"] for a in found["anomalies"]}, {"global-scales-differ"})
 
     def test_hf_quant_config_wins(self):
         stale = {"quant_method": "fp8"}
@@ -381,19 +483,39 @@ class Declarations(Case):
     def test_unreadable_pattern(self):
         self.fresh()
         weights, config = make.hf()
-        config["quantization_config"] = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
-                                         "ignore": ["re:(((", "re:.*gate$"]}
+        config["quantization_config"] = {
+            "quant_method": "compressed-tensors",
+            "format": "nvfp4-pack-quantized",
+            "ignore": ["re:(((", "re:.*gate$"],
+        }
         found = dump(make.write(self.path, weights, config))
-        self.assertEqual([a["kind"] for a in found["anomalies"] if "pattern" in a["kind"]], ["config-pattern"])
+        self.assertEqual(
+            [a["kind"] for a in found["anomalies"] if "pattern" in a["kind"]], ["config-pattern"]
+        )
 
     def test_declared_activations(self):
         for one, quantization, wanted in (
-                (make.modelopt, {"quant_method": "modelopt", "quant_algo": "NVFP4"}, True),
-                (make.modelopt, {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, False),
-                (make.compressed, {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
-                                   "config_groups": {"group_0": {"input_activations": {"num_bits": 4}}}}, True),
-                (make.compressed, {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
-                                   "config_groups": {"group_0": {"input_activations": None}}}, False)):
+            (make.modelopt, {"quant_method": "modelopt", "quant_algo": "NVFP4"}, True),
+            (make.modelopt, {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, False),
+            (
+                make.compressed,
+                {
+                    "quant_method": "compressed-tensors",
+                    "format": "nvfp4-pack-quantized",
+                    "config_groups": {"group_0": {"input_activations": {"num_bits": 4}}},
+                },
+                True,
+            ),
+            (
+                make.compressed,
+                {
+                    "quant_method": "compressed-tensors",
+                    "format": "nvfp4-pack-quantized",
+                    "config_groups": {"group_0": {"input_activations": None}},
+                },
+                False,
+            ),
+        ):
             with self.subTest(quantization):
                 self.fresh()
                 weights, config = make.hf(one=one, input_scale=False)
@@ -405,18 +527,16 @@ class Declarations(Case):
 
 class Speed(Case):
     def test_headers_of_a_whole_model(self):
-        """95 shards, 281,000 tensors and 870 GB: opened from headers alone."""
-        import time
-        import make_sparse
-        make_sparse.main(self.path, layers=61 if "SPEED" in os.environ else 6)
-        begin = time.monotonic()
+        """95 shards, 281,000 tensors, 870 GB of holes: opened from headers, in under a second of CPU."""
+        make_sparse.main(self.path)
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         found = dump(self.path)
-        seconds = time.monotonic() - begin
-        self.assertNotIn("error", found)
-        self.assertEqual(len(found["layers"]), 61 if "SPEED" in os.environ else 6)
-        self.assertEqual(found["layers"][5]["expert_bytes"], 37_158_912)
-        self.assertEqual([a for a in found["anomalies"] if a["is_error"]], [])
-        print(f"opened in {seconds:.2f} s with the process", file=sys.stderr)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.assertEqual(len(found["layers"]), 61)
+        self.assertEqual(found["layers"][60]["expert_bytes"], 37_158_912)
+        self.assertEqual(found["anomalies"], [])
+        if not os.environ.get("MEGAMOE_SANITIZED"):
+            self.assertLess(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1.0)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,19 @@
 
 #include <cmocka.h>
 
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/cpu.h"
 #include "backend/cpu/synthetic.h"
 #include "kernels/bench.h"
 #include "numerics/bf16.h"
 
-static mm_kernels levels[MM_LEVELS_MAX];
+/* The levels of this machine, and amx over emulated tiles where there are none. */
+static mm_kernels levels[MM_LEVELS_MAX + 1];
 static uint32_t level_count;
 static mm_scale_table e4m3, e8m0;
+
+#ifdef TEST_AMX_EMULATED
+void mm_kernels_amx_emulated(mm_kernels *kernels);
+#endif
 
 /* ---- values by the book, sharing no table with the kernels ---- */
 
@@ -125,6 +130,16 @@ static void multiply(problem *p, const mm_kernels *kernels, uint32_t first, uint
         memset(row + m->columns * element, 0, padded * element - m->columns * element);
         index[r] = count - 1 - r;
     }
+    uint8_t *packed = NULL;
+    if (kernels->packs && kernels->packs(m, deciding)) {
+        size_t block = MM_PACK_ROWS * padded * element;
+        packed = aligned_alloc(64, (count + MM_PACK_ROWS - 1) / MM_PACK_ROWS * block);
+        for (uint32_t r = 0; r < count; r += MM_PACK_ROWS)
+            kernels->pack(
+                &(mm_gemm){
+                    .operands = operands, .operand_pitch = pitch, .operand_index = index, .count = count},
+                m->columns, r, packed + r / MM_PACK_ROWS * block);
+    }
     for (uint32_t n = 0; n < m->rows; n += MM_ROWS_MAX)
         kernels->gemm(&(mm_gemm){.matrix = m,
                                  .table = m->format == MM_MXFP4 ? &e8m0 : &e4m3,
@@ -133,11 +148,13 @@ static void multiply(problem *p, const mm_kernels *kernels, uint32_t first, uint
                                  .operands = operands,
                                  .operand_pitch = pitch,
                                  .operand_index = index,
+                                 .packed = packed,
                                  .count = count,
                                  .sums = got + n,
                                  .sums_pitch = m->rows,
                                  .panel = panel,
                                  .deciding_rows = deciding});
+    free(packed);
     free(operands);
     free(panel);
     free(index);
@@ -389,7 +406,12 @@ static void quantize_equals_scalar(void **unused) {
     synthetic_free(&made);
 }
 
-/* The exponential is the level's own: 4 units of roundoff, and the specials as in scalar. */
+static float g_or_zero(const float *gate, int i) {
+    return gate ? gate[i] : 0.0f;
+}
+
+/* The exponential is the level's own: a few units of roundoff, 0 where it would be subnormal, specials as in
+ * scalar. */
 static void activation_is_close_to_scalar(void **unused) {
     enum { COUNT = 4096 };
     static const mm_swiglu functions[] = {{1.0f, 0.0f, INFINITY, 0},
@@ -415,7 +437,8 @@ static void activation_is_close_to_scalar(void **unused) {
             levels[0].activate(&functions[f], g, up, 0.37f, COUNT, expected);
             levels[l].activate(&functions[f], g, up, 0.37f, COUNT, got);
             for (int i = 0; i < COUNT; i++) {
-                double allowed = 8.0 * ldexp(1.0, -24) * fabs((double)expected[i]) + 1e-37;
+                double allowed = 8.0 * ldexp(1.0, -24) * fabs((double)expected[i]) +
+                                 2e-38 * (fabs((double)g_or_zero(g, i)) * (fabs((double)up[i]) + 1.0) + 1.0);
                 if (isnan(expected[i])
                         ? !isnan(got[i])
                         : got[i] != expected[i] && !(fabs((double)got[i] - (double)expected[i]) <= allowed))
@@ -455,6 +478,70 @@ static void combine_equals_scalar(void **unused) {
     synthetic_free(&made);
 }
 
+/* ---- a layer at every level: packing, long experts, all of it ---- */
+
+static void layer_output(const mm_layer_weights *weights, const mm_kernels *kernels,
+                         const megamoe_batch *batch) {
+    megamoe_device_options options = {
+        .struct_size = sizeof options, .threads = 2, .max_tokens = batch->token_count};
+    megamoe_layer_options layer_options = {.struct_size = sizeof layer_options};
+    mm_backend_state *state;
+    mm_backend_layer *layer;
+    assert_int_equal(mm_backend_cpu.open(&options, &state), MEGAMOE_OK);
+    state->kernels = *kernels;
+    assert_int_equal(mm_backend_cpu.layer_create(state, weights, false, &layer_options, &layer), MEGAMOE_OK);
+    assert_int_equal(mm_backend_cpu.run(layer, batch, NULL, NULL, NULL, NULL), MEGAMOE_OK);
+    mm_backend_cpu.layer_close(layer);
+    mm_backend_cpu.close(state);
+}
+
+static void layers_agree_at_every_level(void **unused) {
+    enum {
+        TOKENS = 1100,
+        HIDDEN = 176,
+        SLOTS = 3
+    }; /* two chunks, and an expert with more rows than a GEMM call */
+    const synthetic_spec spec = {.hidden = HIDDEN,
+                                 .intermediate = 112,
+                                 .experts = 3,
+                                 .slots = SLOTS,
+                                 .format = MM_NVFP4,
+                                 .shared_format = MM_FP8,
+                                 .seed = 5};
+    synthetic made;
+    synthetic_make(&spec, &made);
+    uint16_t *hidden = synthetic_block(&made, TOKENS * HIDDEN * 2),
+             *output = synthetic_block(&made, TOKENS * HIDDEN * 2);
+    uint16_t *expected = synthetic_block(&made, TOKENS * HIDDEN * 2);
+    int32_t *ids = synthetic_block(&made, TOKENS * SLOTS * 4);
+    float *weights = synthetic_block(&made, TOKENS * SLOTS * 4);
+    (void)unused;
+    synthetic_tokens(&made, TOKENS, HIDDEN, false, hidden);
+    for (int p = 0; p < TOKENS * SLOTS; p++)
+        ids[p] = p % 50 == 7 ? 2 : p % 7 == 3, weights[p] = 0.25f + (float)(p % 5);
+    megamoe_batch batch = {.struct_size = sizeof batch,
+                           .token_count = TOKENS,
+                           .hidden = hidden,
+                           .hidden_dtype = MEGAMOE_BF16,
+                           .output = expected,
+                           .expert_ids = ids,
+                           .expert_weights = weights};
+    layer_output(&made.weights, &levels[0], &batch);
+    batch.output = output;
+    for (uint32_t l = 1; l < level_count; l++) {
+        double power = 0.0, error = 0.0;
+        memset(output, 0xFF, TOKENS * HIDDEN * 2);
+        layer_output(&made.weights, &levels[l], &batch);
+        for (int i = 0; i < TOKENS * HIDDEN; i++) {
+            double a = (double)mm_bf16_to_f32(output[i]), b = (double)mm_bf16_to_f32(expected[i]);
+            power += b * b;
+            error += (a - b) * (a - b);
+        }
+        if (!(error <= 1e-5 * power)) fail_msg("%s: relative error %g", levels[l].isa, sqrt(error / power));
+    }
+    synthetic_free(&made);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gemm_is_within_its_bound),
@@ -466,11 +553,19 @@ int main(int argc, char **argv) {
         cmocka_unit_test(quantize_equals_scalar),
         cmocka_unit_test(activation_is_close_to_scalar),
         cmocka_unit_test(combine_equals_scalar),
+        cmocka_unit_test(layers_agree_at_every_level),
     };
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench_layer(argc - 2, argv + 2);
     mm_scale_table_e4m3(&e4m3);
     mm_scale_table_e8m0(&e8m0);
     level_count = mm_kernels_levels(levels);
+#ifdef TEST_AMX_EMULATED
+    if (strcmp(levels[level_count - 1].isa, "avx512") == 0) {
+        levels[level_count] = levels[level_count - 1];
+        levels[level_count].isa = "amx (emulated tiles)";
+        mm_kernels_amx_emulated(&levels[level_count++]);
+    }
+#endif
     printf("levels:");
     for (uint32_t l = 0; l < level_count; l++) printf(" %s", levels[l].isa);
     printf("\n");

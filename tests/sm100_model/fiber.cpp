@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #if !defined(__x86_64__)
-#include <ucontext.h>
+#    include <ucontext.h>
 #endif
 
 static constexpr size_t guard_bytes = 64 * 1024; // a multiple of every page size in use
@@ -63,7 +63,9 @@ void fiber_prepare(Fiber &fiber, void *stack, size_t stack_bytes, void (*entry)(
     fiber.state = sp;
 }
 
-void fiber_switch(Fiber &from, Fiber &to) { sm100_fiber_switch(&from.state, to.state); }
+void fiber_switch(Fiber &from, Fiber &to) {
+    sm100_fiber_switch(&from.state, to.state);
+}
 
 #else
 

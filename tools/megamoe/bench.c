@@ -334,8 +334,8 @@ const cli_command cli_bench = {
     .words = "[CKPT]",
     .summary = "time a layer, against limits measured in the same run",
     .details =
-        "Median over runs that each draw other experts. us and GB/s cover L1, activation and L2; layer us everything.\n"
-        "GB/s counts the codes and scales of the distinct experts that were hit. Without --experts a large shape\n"
+        "Median over runs that each draw other experts. us and GB/s cover L1, activation and L2; layer us everything. "
+        "GB/s counts the codes and scales of the distinct experts that were hit. Without --experts a large shape "
         "gets an eighth of its experts, as one rank of eight has.",
     .examples =
         "  megamoe bench --shape v4-flash --tokens 1,8,64\n  megamoe bench model/ --layer 3 --routing local --json\n",

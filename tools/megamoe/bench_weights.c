@@ -1,3 +1,4 @@
+/* Weights as synth makes them, stacked by projection as megamoe_layer_create takes them. */
 #include "bench_weights.h"
 
 #include <math.h>

@@ -162,14 +162,17 @@ static void print_first_failure(const cli_examination *e) {
     const cli_verdict *v = first_failure(e);
     if (!v) return;
     char *where = cli_verdict_where(v);
-    printf("layer %u: the first stage that differs is %s. %s.\n", e->layer, v->stage, where);
+    char *sentence =
+        cli_format("Layer %u: the first stage that differs is %s. %s.", e->layer, v->stage, where);
+    cli_print_wrapped(sentence, 0);
+    free(sentence);
     free(where);
 }
 
 static void print_layer(const cli_examination *e) {
     char memory[16];
     cli_table *table =
-        cli_table_new("<stage|<compared|>elements|>wrong|>near|>cosine|>norm ratio|>max error|<result");
+        cli_table_new("<stage|<rule|>elements|>wrong|>near|>cosine|>norm ratio|>error|<result");
     for (unsigned i = 0; i < e->verdict_count; i++) {
         const cli_verdict *v = &e->verdicts[i];
         bool judged = v->elements > 0;
@@ -186,12 +189,12 @@ static void print_layer(const cli_examination *e) {
                       : judged ? "ok"
                                : "-");
     }
-    printf("layer %u, %u tokens, %s activations, %s against the definition\n\n", e->layer, e->token_count,
+    printf("layer %u, %u tokens, %s activations\n%s against the definition\n\n", e->layer, e->token_count,
            activations_of(e), e->device ? megamoe_device_describe(e->device) : e->options->against);
     cli_table_print(table, 0);
     putchar('\n');
     if (e->unquantized.stage)
-        printf("For orientation: cosine %.5f and norm ratio %.5f to the layer with bf16 activations.\n",
+        printf("To the layer with bf16 activations: cosine %.5f, norm ratio %.5f.\n",
                cli_cosine(&e->unquantized), cli_norm_ratio(&e->unquantized));
     printf("Memory beyond mapped files: %s.\n", cli_bytes_text((double)e->private_bytes, memory));
 }
@@ -312,12 +315,12 @@ const cli_command cli_check = {
     .words = "CKPT",
     .summary = "show that every stage of a layer is what the definition says",
     .details =
-        "Runs the layer on a backend and compares each stage with the definition (docs/numerics.md), giving the\n"
-        "definition the backend's own output of the stage before. `exact` stages must be equal; `close` ones lie within a\n"
-        "derived bound; `near` counts values whose rounding may go either way. The tokens are Gaussian with outliers\n"
+        "Runs the layer on a backend and compares each stage with the definition (docs/numerics.md), giving the "
+        "definition the backend's own output of the stage before. `exact` stages must be equal; `close` ones lie within a "
+        "derived bound; `near` counts values whose rounding may go either way. The tokens are Gaussian with outliers "
         "unless --input gives others. Exit status 1: a stage differs; the first one is named.",
     .examples = "  megamoe check model/\n  megamoe check model/ --layer 3 --activations nvfp4 --tokens 64\n"
-                "  megamoe check model/ --layer 3 --input x.safetensors --against stages.safetensors\n",
+                "  megamoe check model/ --layer 3 --input x.safetensors --against y.safetensors\n",
     .options =
         "layer tokens input against seed backend activations input-global intermediate-global routing-weight "
         "shared-unclamped experts ranks threads batch-invariant strict repair-nan-scales no-scan",

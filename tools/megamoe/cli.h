@@ -31,7 +31,7 @@ typedef struct cli_options {
     cli_range experts, layers;
     bool layer_given;
     uint32_t layer;
-    const char *input, *output, *dump_stages, *against, *html, *csv, *calibration;
+    const char *input, *output, *dump_stages, *against, *html, *csv;
     const char *shape, *tokens, *shard_size;
     unsigned routing, format, scale;
     bool scan, separate;
@@ -97,6 +97,8 @@ void cli_table_add(cli_table *table, const char *format, ...)
     __attribute__((format(printf, 2, 3)));               /* cells: tab */
 void cli_table_print(cli_table *table, unsigned indent); /* and frees */
 void cli_table_free(cli_table *table);
+/* A paragraph whose first word goes where the line stands, at column `indent`; further lines begin there. */
+void cli_print_wrapped(const char *text, unsigned indent);
 
 /* ---- a checkpoint, a device and a layer from the options (session.c) -------------------------------------
  */

@@ -1,3 +1,4 @@
+/* See excuse.h. Each function is one interval of docs/numerics.md, "Bounds". */
 #include "excuse.h"
 
 #include <math.h>

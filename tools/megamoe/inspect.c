@@ -122,29 +122,26 @@ static void print_layers(const cli_inspection *inspection) {
     cli_table_print(table, 0);
 }
 
-static void print_notes(const cli_inspection *inspection) {
-    for (uint32_t i = 0; i < inspection->range_count; i++) {
-        const cli_layer_range *range = &inspection->ranges[i];
-        const megamoe_layer_info *info = &range->info;
-        char bytes[16], layers[48];
-        snprintf(layers, sizeof layers, range->count > 1 ? "layers %u-%u" : "layer %u", range->first,
-                 range->last);
-        printf("%s: %s names under %s; one expert %s; ", layers, info->naming, info->prefix,
-               cli_bytes_text((double)info->expert_bytes, bytes));
-        if (info->shape.not_gated)
-            printf("relu2, no gate");
-        else if (info->shape.swiglu_limit > 0)
-            printf("swiglu clamped at %g", (double)info->shape.swiglu_limit);
-        else
-            printf("swiglu not clamped");
-        if (info->experts_present != info->shape.expert_count)
-            printf("; experts %u to %u are in the file", info->expert_first,
-                   info->expert_first + info->experts_present - 1);
-        if (info->global_pairs_differing)
-            printf("; %u gate/up pairs have different global scales, up to %.3gx",
-                   info->global_pairs_differing, (double)info->global_ratio_max);
-        putchar('\n');
-    }
+static void print_note(const cli_layer_range *range) {
+    const megamoe_layer_info *info = &range->info;
+    char bytes[16], layers[48], clamp[48] = "swiglu not clamped", experts[64] = "", globals[96] = "";
+    snprintf(layers, sizeof layers, range->count > 1 ? "Layers %u-%u" : "Layer %u", range->first,
+             range->last);
+    if (info->shape.not_gated)
+        snprintf(clamp, sizeof clamp, "relu2, no gate");
+    else if (info->shape.swiglu_limit > 0)
+        snprintf(clamp, sizeof clamp, "swiglu clamped at %g", (double)info->shape.swiglu_limit);
+    if (info->experts_present != info->shape.expert_count)
+        snprintf(experts, sizeof experts, "; experts %u to %u are in the file", info->expert_first,
+                 info->expert_first + info->experts_present - 1);
+    if (info->global_pairs_differing)
+        snprintf(globals, sizeof globals, "; %u gate/up pairs have different global scales, up to %.3gx",
+                 info->global_pairs_differing, (double)info->global_ratio_max);
+    char *note =
+        cli_format("%s: %s names under %s; one expert %s; %s%s%s.", layers, info->naming, info->prefix,
+                   cli_bytes_text((double)info->expert_bytes, bytes), clamp, experts, globals);
+    cli_print_wrapped(note, 0);
+    free(note);
 }
 
 static void print_ranks(const cli_inspection *inspection) {
@@ -166,6 +163,13 @@ static bool concerns(const cli_inspection *inspection, const megamoe_anomaly *an
 
 enum { SHOWN_OF_A_KIND = 3 };
 
+static void print_indented(const char *label, const char *text) {
+    char *line = cli_format("%s%s", label, text);
+    printf("  ");
+    cli_print_wrapped(line, 2);
+    free(line);
+}
+
 /* A few of every kind, its remedy once, and how many more there are. */
 static void print_kind(const cli_inspection *inspection, uint32_t first) {
     megamoe_anomaly head = {.struct_size = sizeof head}, other = {.struct_size = sizeof other};
@@ -177,19 +181,15 @@ static void print_kind(const cli_inspection *inspection, uint32_t first) {
         if (megamoe_checkpoint_anomaly(inspection->checkpoint, i, &other) == MEGAMOE_OK &&
             concerns(inspection, &other) && strcmp(head.kind, other.kind) == 0)
             return; /* shown with the first of its kind */
-    cli_table *table = cli_table_new(head.is_error ? "<error|<" : "<warning|<");
-    cli_table_add(table, "\t%s", head.kind);
+    printf("%s: %s\n", head.is_error ? "Error" : "Warning", head.kind);
     for (uint32_t i = first; i < count; i++) {
         if (megamoe_checkpoint_anomaly(inspection->checkpoint, i, &other) != MEGAMOE_OK ||
-            !concerns(inspection, &other))
+            !concerns(inspection, &other) || strcmp(head.kind, other.kind) != 0)
             continue;
-        if (strcmp(head.kind, other.kind) == 0 && ++same <= SHOWN_OF_A_KIND)
-            cli_table_add(table, "\t%s", other.detail);
+        if (++same <= SHOWN_OF_A_KIND) print_indented("", other.detail);
     }
-    if (same > SHOWN_OF_A_KIND)
-        cli_table_add(table, "\t%u more of this kind; --json lists all", same - SHOWN_OF_A_KIND);
-    if (head.remedy) cli_table_add(table, "\tRemedy: %s", head.remedy);
-    cli_table_print(table, 0);
+    if (same > SHOWN_OF_A_KIND) printf("  %u more of this kind; --json lists all\n", same - SHOWN_OF_A_KIND);
+    if (head.remedy) print_indented("Remedy: ", head.remedy);
 }
 
 static int print_report(const cli_inspection *inspection, bool scanned) {
@@ -202,7 +202,7 @@ static int print_report(const cli_inspection *inspection, bool scanned) {
     if (inspection->layer_count) {
         print_layers(inspection);
         putchar('\n');
-        print_notes(inspection);
+        for (uint32_t i = 0; i < inspection->range_count; i++) print_note(&inspection->ranges[i]);
         print_ranks(inspection);
     }
     putchar('\n');
@@ -286,7 +286,7 @@ const cli_command cli_inspect = {
     .words = "CKPT",
     .summary = "what is in a checkpoint: layers, formats, router, sizes, and anomalies",
     .details =
-        "Reads headers and scalars only, so that it is fast on any size; --scan reads every scale byte too.\n"
+        "Reads headers and scalars only, so that it is fast on any size; --scan reads every scale byte too. "
         "Formats are those of the tensors, whatever config.json says.",
     .examples = "  megamoe inspect model/\n  megamoe inspect model/ --layer 3 --scan --html report.html\n",
     .options = "layer html scan strict repair-nan-scales",

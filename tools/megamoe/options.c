@@ -59,8 +59,6 @@ static const option_spec specs[] = {
     {"csv", "FILE", TEXT, AT(csv), NULL, "also write the results as CSV"},
     {"scale", "HOW", WORD, AT(scale), scales, "max, 4over6 or search: how a block's scale is chosen"},
     {"separate", NULL, FLAG, AT(separate), NULL, "gate and up get global scales of their own"},
-    {"calibration", "FILE", TEXT, AT(calibration), NULL,
-     "safetensors with hidden [T, H] of each layer, for input scales"},
     {"backend", "NAME", WORD, AT(backend), backends,
      "auto, reference, cpu, cuda, cuda-portable, sm90, sm100, or sm100-model (a plugin for tests)"},
     {"activations", "KIND", WORD, AT(activations), activations, "auto, bf16 or nvfp4"},
@@ -77,7 +75,8 @@ static const option_spec specs[] = {
      "threads of the cpu (default: the cores this process may use)"},
     {"batch-invariant", NULL, FLAG, AT(batch_invariant), NULL,
      "a token's bits do not depend on the rest of the batch"},
-    {"strict", NULL, FLAG, AT(strict), NULL, "contradictions between config.json and the tensors are errors"},
+    {"strict", NULL, FLAG, AT(strict), NULL,
+     "contradictions between config.json and the tensors are errors; quantize: so is any loss"},
     {"no-strict-routing", NULL, FLAG, AT(lax_routing), NULL,
      "expert ids out of range are skipped and counted, not refused"},
     {"repair-nan-scales", NULL, FLAG, AT(repair_nan_scales), NULL,
@@ -274,28 +273,23 @@ unsigned cli_parse_list(const char *text, const char *option, uint32_t *numbers,
     return 0;
 }
 
+enum { OPTION_COLUMNS = 31 };
+
 static void print_option(const option_spec *spec) {
     char left[48];
     snprintf(left, sizeof left, "--%s%s%s", spec->name, spec->argument ? " " : "",
              spec->argument ? spec->argument : "");
-    const char *text = spec->help;
-    printf("  %-28s", left);
-    for (unsigned column = 30; *text;) {
-        size_t word = strcspn(text, " ");
-        if (column + word + 1 > 79 && column > 30) {
-            printf("\n%30s", "");
-            column = 30;
-        }
-        printf(" %.*s", (int)word, text);
-        column += (unsigned)word + 1;
-        text += word + (text[word] == ' ');
-    }
-    putchar('\n');
+    printf("  %-*s", OPTION_COLUMNS - 2, left);
+    cli_print_wrapped(spec->help, OPTION_COLUMNS);
 }
 
 void cli_print_help(const cli_command *command) {
-    printf("Usage: megamoe %s%s%s [OPTION]...\n%s\n\n%s\n\nExample:\n%s\nOptions:\n", command->name,
-           *command->words ? " " : "", command->words, command->summary, command->details, command->examples);
+    printf("Usage: megamoe %s%s%s [OPTION]...\n%c%s.\n\n", command->name, *command->words ? " " : "",
+           command->words,
+           command->summary[0] - ('a' <= command->summary[0] && command->summary[0] <= 'z' ? 'a' - 'A' : 0),
+           command->summary + 1);
+    cli_print_wrapped(command->details, 0);
+    printf("\nExample:\n%s\nOptions:\n", command->examples);
     for (unsigned i = 0; i < SPEC_COUNT; i++)
         if (takes(command, specs[i].name)) print_option(&specs[i]);
 }

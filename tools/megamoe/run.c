@@ -167,7 +167,7 @@ const cli_command cli_run = {
     .words = "CKPT",
     .summary = "run one layer of a checkpoint on hidden states from a file",
     .details =
-        "CKPT is a directory of safetensors shards or one .safetensors file. Without expert_ids in the input the\n"
+        "CKPT is a directory of safetensors shards or one .safetensors file. Without expert_ids in the input the "
         "layer's own router chooses. The output is BF16 and appears only when the run is complete.",
     .examples = "  megamoe run model/ --layer 3 --input x.safetensors --output y.safetensors\n",
     .options =

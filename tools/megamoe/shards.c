@@ -129,7 +129,7 @@ static bool write_tensor(writing *state, FILE *file, const cli_planned *tensor, 
     uint64_t rows = chunk_rows(tensor);
     uint8_t *chunk = cli_allocate(rows, tensor->row_bytes);
     bool good = true;
-    for (uint64_t row = 0; good && row < tensor->rows; row += rows) {
+    for (uint64_t row = 0; good && tensor->row_bytes && row < tensor->rows; row += rows) {
         if (rows > tensor->rows - row) rows = tensor->rows - row;
         *stopped = !state->source(state->context, tensor, row, rows, chunk);
         good = !*stopped && fwrite(chunk, (size_t)tensor->row_bytes, (size_t)rows, file) == rows;

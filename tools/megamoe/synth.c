@@ -400,8 +400,8 @@ const cli_command cli_synth = {
     .words = "OUT",
     .summary = "write a checkpoint in a published layout with random weights",
     .details =
-        "Names, dtypes, shapes, index and config.json are those of the published files; weights are random with\n"
-        "realistic spread and outliers, and depend only on --seed, tensor and position: a subset of experts has the\n"
+        "Names, dtypes, shapes, index and config.json are those of the published files; weights are random with "
+        "realistic spread and outliers, and depend only on --seed, tensor and position: a subset of experts has the "
         "same bytes. tiny and custom shapes get all their layers, others the first one unless --layers says more.",
     .examples = "  megamoe synth --shape tiny --format modelopt /tmp/tiny\n"
                 "  megamoe synth --shape v4-pro --experts 0:48 --layers 1 /tmp/v4-pro-rank0\n",

@@ -26,4 +26,8 @@ json_t *cli_synth_config(const cli_shape *shape, unsigned format, const cli_opti
 json_t *cli_synth_quant_config(const cli_shape *shape, unsigned format, uint32_t layer_first,
                                uint32_t layer_end);
 
+/* The quantization_config of config.json alone. */
+json_t *cli_quantization_config(const cli_shape *shape, unsigned format, uint32_t layer_first,
+                                uint32_t layer_end);
+
 #endif

@@ -60,8 +60,8 @@ static json_t *compressed_tensors(const cli_shape *shape) {
                      "ignore", ignore, "kv_cache_scheme", "version", "0.12.2");
 }
 
-static json_t *quantization(const cli_shape *shape, unsigned format, uint32_t layer_first,
-                            uint32_t layer_end) {
+json_t *cli_quantization_config(const cli_shape *shape, unsigned format, uint32_t layer_first,
+                                uint32_t layer_end) {
     if (format == CLI_FORMAT_COMPRESSED_TENSORS) return compressed_tensors(shape);
     if (shape->naming == CLI_GPT_OSS)
         return json_pack("{s:s,s:[s,s,s,s]}", "quant_method", "mxfp4", "modules_to_not_convert",
@@ -112,7 +112,8 @@ json_t *cli_synth_config(const cli_shape *shape, unsigned format, const cli_opti
         add_deepseek_keys(config, shape);
     if (format == CLI_FORMAT_MXFP4 && shape->naming == CLI_NATIVE)
         json_object_set_new(config, "expert_dtype", json_string("fp4"));
-    json_object_set_new(config, "quantization_config", quantization(shape, format, layer_first, layer_end));
+    json_object_set_new(config, "quantization_config",
+                        cli_quantization_config(shape, format, layer_first, layer_end));
     if (options->experts.end)
         json_object_set_new(config, "megamoe_experts",
                             json_pack("[i,i]", (int)options->experts.first, (int)options->experts.end));

@@ -1,11 +1,12 @@
-/* Tables of text: as narrow as their cells, and the last left-aligned column wraps at the terminal's width.
+/* Text in columns. Tables are as narrow as their cells, and the last left-aligned column wraps at the
+ * terminal's width.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli.h"
 
-enum { COLUMNS_MAX = 12 };
+enum { TEXT_COLUMNS = 79, COLUMNS_MAX = 12 };
 
 struct cli_table {
     unsigned columns, rows;
@@ -104,4 +105,21 @@ void cli_table_free(cli_table *table) {
     for (size_t i = 0; i < (size_t)table->rows * table->columns; i++) free(table->cells[i]);
     free(table->cells);
     free(table);
+}
+
+void cli_print_wrapped(const char *text, unsigned indent) {
+    bool fresh = true;
+    for (unsigned column = indent; *text;) {
+        unsigned word = (unsigned)strcspn(text, " ");
+        if (!fresh && column + 1 + word > TEXT_COLUMNS) {
+            printf("\n%*s", (int)indent, "");
+            column = indent;
+            fresh = true;
+        }
+        printf("%s%.*s", fresh ? "" : " ", (int)word, text);
+        column += word + !fresh;
+        fresh = false;
+        text += word + (text[word] == ' ');
+    }
+    putchar('\n');
 }

@@ -225,6 +225,7 @@ static void store(const float *values, uint32_t count, void *operand) {
 }
 
 void mm_kernels_avx2(mm_kernels *kernels) {
+    mm_kernels_avx2_rows(kernels);
     kernels->store = store;
     kernels->gemm = gemm;
     kernels->gemm_f32 = gemm_f32;

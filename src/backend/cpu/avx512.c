@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define DIRECT_OPERANDS 4u /* up to this many operand rows go direct; measured crossover */
-#define AHEAD_BYTES 2304u  /* how far before the walk weights are prefetched */
+#define AHEAD_BYTES 3072u  /* how far before the walk codes are prefetched: measured */
 
 /* ---- tiles: 4 x 6 sums, 4 weights and an operand take 29 of the 32 registers ---- */
 
@@ -52,22 +52,10 @@ static inline float tile_reduce(tile_sum sum) {
     return sum_lanes(_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1));
 }
 
+#include "backend/cpu/avx512_weights.h"
 #include "backend/cpu/tiles.h"
 
 /* ---- four-bit weights ---- */
-
-typedef uint16_t products[16]; /* of one scale with the 16 codes */
-
-/* 16 codes as BF16 values: word i takes its nibble from 8 broadcast bytes, and its value from the products.
- */
-static inline __m256i decode_group(const uint8_t *codes, const products *table, uint8_t scale) {
-    const __m256i nibbles =
-        _mm256_set_epi64x(0x003C003800340030, 0x002C002800240020, 0x001C001800140010, 0x000C000800040000);
-    int64_t bytes;
-    memcpy(&bytes, codes, sizeof bytes);
-    __m256i index = _mm256_multishift_epi64_epi8(nibbles, _mm256_set1_epi64x(bytes));
-    return _mm256_permutexvar_epi16(index, _mm256_load_si256((const __m256i *)table[scale]));
-}
 
 /* Weight rows and operands side by side, as far as they have been walked. */
 typedef struct walk {
@@ -93,11 +81,30 @@ MM_TEMPLATE void walk_group(walk *w, size_t at, const unsigned group, const unsi
     }
 }
 
+/*
+ * Prefetches into L2 what the rows `distance` further down hold at the same place. Rows are only kilobytes
+ * long: the hardware would start anew with each, and L1 cannot wait for as many lines at a time as memory can
+ * deliver.
+ */
+MM_TEMPLATE void prefetch_codes(const mm_matrix *m, const uint8_t *const *codes, const uint8_t *const *scales,
+                                size_t at, size_t distance, const unsigned rows) {
+    MM_UNROLL for (unsigned i = 0; i < rows; i++)
+        _mm_prefetch((const char *)codes[i] + distance * m->row_bytes + at, _MM_HINT_T1);
+    if (at % 512 == 0)
+        MM_UNROLL for (unsigned i = 0; i < rows; i++)
+            _mm_prefetch((const char *)scales[i] + distance * m->scale_row_bytes + at / 8, _MM_HINT_T1);
+}
+
+/* Rows between the walk and the prefetches: whole groups of `rows`, AHEAD_BYTES or more per row. */
+static inline size_t prefetch_distance(const mm_matrix *m, unsigned rows) {
+    return rows * ((AHEAD_BYTES + m->columns / 2 - 1) / (m->columns / 2));
+}
+
 /* `rows` weight rows times `operands` operand rows. */
 MM_TEMPLATE void direct(const mm_gemm *g, uint32_t row, uint32_t first, const unsigned rows,
                         const unsigned operands, const unsigned group_shift) {
     const mm_matrix *m = g->matrix;
-    size_t at = 0, bytes = m->columns / 2;
+    size_t at = 0, bytes = m->columns / 2, distance = prefetch_distance(m, rows);
     walk w;
     w.table = g->table->products_bf16;
     MM_UNROLL for (unsigned i = 0; i < rows; i++) {
@@ -108,8 +115,7 @@ MM_TEMPLATE void direct(const mm_gemm *g, uint32_t row, uint32_t first, const un
     }
     MM_UNROLL for (unsigned j = 0; j < operands; j++) w.operands[j] = operand_row(g, first + j);
     for (; at + 64 <= bytes; at += 64) {
-        MM_UNROLL for (unsigned i = 0; i < rows; i++)
-            _mm_prefetch((const char *)w.codes[i] + at + AHEAD_BYTES, _MM_HINT_T0);
+        prefetch_codes(m, w.codes, w.scales, at, distance, rows);
         MM_UNROLL for (unsigned c = 0; c < 8; c++) walk_group(&w, at, c, rows, operands, group_shift);
     }
     for (; at + 16 <= bytes; at += 16)
@@ -140,43 +146,6 @@ MM_TEMPLATE void direct_rows(const mm_gemm *g, const unsigned group_shift) {
 
 /* ---- the panel: 16 rows of BF16 weights, zero-padded to whole vectors ---- */
 
-MM_TEMPLATE void unpack_fp4(const mm_gemm *g, uint32_t n, const tile_segment *s, uint16_t *row,
-                            const unsigned group_shift) {
-    const mm_matrix *m = g->matrix;
-    const products *table = g->table->products_bf16;
-    const uint8_t *codes = m->codes + n * m->row_bytes + s->begin / 2;
-    const uint8_t *scales = m->scales + n * m->scale_row_bytes + (s->begin >> group_shift);
-    size_t at = 0, bytes = (s->end - s->begin) / 2;
-    for (; at + 64 <= bytes; at += 64) {
-        _mm_prefetch((const char *)codes + at + AHEAD_BYTES, _MM_HINT_T0);
-        MM_UNROLL for (unsigned c = 0; c < 8; c++) {
-            uint8_t scale = scales[(at >> (group_shift - 1)) + (c >> (group_shift - 4))];
-            _mm256_store_si256((__m256i *)(row + 2 * at + 16 * c),
-                               decode_group(codes + at + 8 * c, table, scale));
-        }
-    }
-    for (; at < bytes; at += 8)
-        _mm256_store_si256((__m256i *)(row + 2 * at),
-                           decode_group(codes + at, table, scales[at >> (group_shift - 1)]));
-}
-
-/* E4M3 to BF16 through a table of the 128 magnitudes. */
-static void unpack_fp8(const mm_gemm *g, uint32_t n, const tile_segment *s, uint16_t *row) {
-    const uint8_t *codes = g->matrix->codes + n * g->matrix->row_bytes + s->begin;
-    const uint16_t *table = g->table->values_bf16;
-    const __m512i t0 = _mm512_load_si512(table), t1 = _mm512_load_si512(table + 32);
-    const __m512i t2 = _mm512_load_si512(table + 64), t3 = _mm512_load_si512(table + 96);
-    for (size_t k = 0; k < s->end - s->begin; k += 32) {
-        __mmask32 valid = s->end - s->begin - k < 32 ? 0xFFFF : 0xFFFFFFFF;
-        __m512i code = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(valid, codes + k));
-        __m512i low = _mm512_permutex2var_epi16(t0, code, t1), high = _mm512_permutex2var_epi16(t2, code, t3);
-        __m512i value =
-            _mm512_mask_blend_epi16(_mm512_test_epi16_mask(code, _mm512_set1_epi16(0x40)), low, high);
-        __m512i sign = _mm512_and_si512(_mm512_slli_epi16(code, 8), _mm512_set1_epi16((short)0x8000));
-        _mm512_store_si512(row + k, _mm512_or_si512(value, sign));
-    }
-}
-
 static void fill_panel(const mm_gemm *g, const void *weights, const tile_segment *s) {
     const mm_matrix *m = g->matrix;
     size_t columns = s->end - s->begin;
@@ -186,10 +155,10 @@ static void fill_panel(const mm_gemm *g, const void *weights, const tile_segment
         uint32_t n = g->row_first + i;
         if (columns % TILE_COLUMNS) memset(row + columns, 0, TILE_COLUMNS);
         switch (m->format) {
-        case MM_NVFP4: unpack_fp4(g, n, s, row, 4); break;
-        case MM_MXFP4: unpack_fp4(g, n, s, row, 5); break;
+        case MM_NVFP4: unpack_fp4(g, n, s->begin, s->end, row, 4); break;
+        case MM_MXFP4: unpack_fp4(g, n, s->begin, s->end, row, 5); break;
         case MM_BF16: memcpy(row, m->codes + n * m->row_bytes + 2 * (size_t)s->begin, columns * 2); break;
-        case MM_FP8: unpack_fp8(g, n, s, row); break;
+        case MM_FP8: unpack_fp8(g, n, s->begin, s->end, row); break;
         }
     }
 }

@@ -30,6 +30,8 @@ typedef struct mm_cpu_group {
     uint32_t deciding_rows;            /* rows of this expert in the whole batch */
     uint32_t l1_unit_end, l2_unit_end; /* units of all groups up to and including this one */
     bool shared, x_nvfp4, h_nvfp4;
+    bool x_packed, h_packed; /* the operands of L1, of L2 are packed, from row packed_first on */
+    uint32_t packed_first, pack_unit_end;
     float h_global; /* nvfp4: of the intermediate; else 1 */
 } mm_cpu_group;
 
@@ -49,8 +51,9 @@ typedef struct mm_cpu_scratch {
     int32_t *pair_row;       /* [C, K], or -1 */
     mm_cpu_group *groups;    /* [loaded + 1] */
     uint8_t *h;              /* [R] operands */
-    float *l2;               /* [R, H] */
-    uint8_t *thread_memory;  /* [threads] of thread_bytes */
+    uint8_t *packed; /* operands of L1, later of L2, in packed blocks; NULL if the level packs nothing */
+    float *l2;       /* [R, H] */
+    uint8_t *thread_memory; /* [threads] of thread_bytes */
     size_t thread_bytes;
     mm_plan plan;
     size_t plan_bytes;

@@ -16,7 +16,8 @@
 #include "weights.h"
 
 #define MM_OPERAND_PAD 32u /* operand rows are zero-padded to a multiple of this many values */
-#define MM_ROWS_MAX 16u    /* matrix rows of one GEMM call; a call's first row is a multiple of this */
+#define MM_ROWS_MAX 32u    /* matrix rows of one GEMM call; a call's first row is a multiple of this */
+#define MM_PACK_ROWS 16u   /* operand rows of one packed block */
 
 /* What a scale byte means, ready to use: the scale itself, and its products with the 16 codes. */
 typedef struct mm_scale_table {
@@ -32,8 +33,9 @@ typedef struct mm_gemm {
     const uint8_t *operands; /* row r at operands + operand_pitch * (operand_index ? operand_index[r] : r) */
     size_t operand_pitch;    /* bytes, a multiple of 64 */
     const uint32_t *operand_index;
-    uint32_t count; /* operand rows, at least 1 */
-    float *sums;    /* sums[r * sums_pitch + n] = operand row r . W row (row_first + n), without globals */
+    const uint8_t *packed; /* the same operands packed, or NULL; a block of MM_PACK_ROWS after the other */
+    uint32_t count;        /* operand rows, at least 1 */
+    float *sums; /* sums[r * sums_pitch + n] = operand row r . W row (row_first + n), without globals */
     size_t sums_pitch;
     void *panel; /* scratch of this thread, MM_PANEL_BYTES, aligned to 64 */
     uint32_t
@@ -66,6 +68,13 @@ typedef struct mm_kernels {
     void (*quantize)(float *values, uint32_t count, float g, uint8_t *codes, uint8_t *scales,
                      mm_quantize_counts *counts);
     void (*gemm)(const mm_gemm *gemm);
+    /*
+     * A level whose GEMM wants many operands in another order has these two, else they are NULL. `packs`:
+     * whether it wants so for this matrix where `deciding_rows` decide. `pack`: rows first .. of one block,
+     * to `packed`.
+     */
+    bool (*packs)(const mm_matrix *matrix, uint32_t deciding_rows);
+    void (*pack)(const mm_gemm *gemm, uint32_t columns, uint32_t first, uint8_t *packed);
     /* The same for the F32 weights [.., columns] of a router, which need not be aligned; gemm->matrix is not
      * read. */
     void (*gemm_f32)(const void *weights, uint32_t columns, const mm_gemm *gemm);
@@ -88,12 +97,13 @@ void mm_scale_table_e4m3(mm_scale_table *table);
 void mm_scale_table_e8m0(mm_scale_table *table);
 
 #define MM_PANEL_BYTES                                                                                       \
-    ((size_t)256 * 1024) /* scratch of a GEMM: weights of a segment and sums of a block                      \
+    ((size_t)512 * 1024) /* scratch of a GEMM: weights of a segment and sums of a block                      \
                           */
 
 /* Level by level: each fills what it does better. */
 void mm_kernels_scalar(mm_kernels *kernels);
 void mm_kernels_avx2(mm_kernels *kernels);
+void mm_kernels_avx2_rows(mm_kernels *kernels);
 void mm_kernels_avx512(mm_kernels *kernels);
 void mm_kernels_amx(mm_kernels *kernels);
 

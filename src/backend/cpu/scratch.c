@@ -53,6 +53,11 @@ static void carve_all(carver *c, const mm_backend_state *state, const mm_cpu_ext
     s->pair_row = carve(c, pairs * sizeof *s->pair_row);
     s->groups = carve(c, ((size_t)e->loaded_count + 1) * sizeof *s->groups);
     s->h = carve(c, rows * s->h_pitch);
+    if (state->kernels.pack) { /* each expert's rows fill whole blocks */
+        size_t blocks = rows / MM_PACK_ROWS + e->loaded_count + 2;
+        size_t pitch = s->x_pitch > s->h_pitch ? s->x_pitch : s->h_pitch;
+        s->packed = carve(c, blocks * MM_PACK_ROWS * pitch);
+    }
     s->l2 = carve(c, rows * s->l2_pitch * sizeof *s->l2);
     carve_thread(&thread, e);
     s->thread_bytes = (thread.used + 4095) / 4096 * 4096;

@@ -56,12 +56,12 @@ MM_DEVICE uint32_t mm_staged_place(uint32_t k) {
     return (k & ~127u) | (k >> 3 & 3u) << 5 | (k >> 1 & 1u) << 4 | (k & 1u) << 3 | (k >> 5 & 3u) << 1 | (k >> 2 & 1u);
 }
 
-/* Lane t of a quad holds row t of a 4x4 matrix of words and receives column t. Its own inverse. */
-MM_DEVICE uint4 mm_quad_transpose(uint4 v, uint32_t t) {
+/* Lane t of a quad holds row t of a 4x4 matrix of words and receives column t. Its own inverse. Whole quads take part. */
+MM_DEVICE uint4 mm_quad_transpose(uint4 v, uint32_t t, uint32_t lanes) {
     bool odd = t & 1u, high = t & 2u;
-    uint32_t a = __shfl_xor_sync(~0u, odd ? v.x : v.y, 1), b = __shfl_xor_sync(~0u, odd ? v.z : v.w, 1);
+    uint32_t a = __shfl_xor_sync(lanes, odd ? v.x : v.y, 1), b = __shfl_xor_sync(lanes, odd ? v.z : v.w, 1);
     uint4 u = odd ? make_uint4(a, v.y, b, v.w) : make_uint4(v.x, a, v.z, b);
-    uint32_t c = __shfl_xor_sync(~0u, high ? u.x : u.z, 2), d = __shfl_xor_sync(~0u, high ? u.y : u.w, 2);
+    uint32_t c = __shfl_xor_sync(lanes, high ? u.x : u.z, 2), d = __shfl_xor_sync(lanes, high ? u.y : u.w, 2);
     return high ? make_uint4(c, d, u.z, u.w) : make_uint4(u.x, u.y, c, d);
 }
 

@@ -5,10 +5,9 @@
  * run of items, brought by bulk copies into a ring of shared-memory slots:
  *     split item: 32 rows (L1: 16 gate + 16 up rows), K or half of K, by padded 2-D tensor copies
  *     full item:  L1 of light entries where K needs two passes: 8 gate + 8 up rows, all of K, by plain bulk copies
- * Sixteen consumer warps split an item's K; their activations stay in registers for as long as the CTA stays with one
- * entry. Partial sums go through shared memory to four service warps, which add them in a fixed order, apply the
- * epilogue, store, and refill a slot the moment the last consumer has left it. Where sixteen rows of all of K do not fit
- * in registers (more than 28 groups of 128), heavy entries take two passes over the CTA's own run of items, with fp32
+ * A producer thread fills slots. Sixteen consumer warps split an item's K; their activations stay in registers for as
+ * long as the CTA stays with one entry. Partial sums go through shared memory to three service warps, which add them in a
+ * fixed order, apply the epilogue and store. Where sixteen rows of all of K do not fit in registers (more than 28 groups of 128), heavy entries take two passes over the CTA's own run of items, with fp32
  * partial sums in global scratch that only the thread that wrote them reads.
  *
  * MMA rows g and g + 8 are a gate and an up row of the same feature, so that a lane ends up with both.
@@ -23,12 +22,13 @@
 
 enum {
     DECODE_WARPS = 16,
-    DECODE_SERVICE_WARPS = 4, /* one per (tile of 16 MMA rows, group of 8 tokens) of an item */
-    DECODE_THREADS = (DECODE_WARPS + DECODE_SERVICE_WARPS) * 32,
+    DECODE_SERVICE_WARPS = 3, /* tokens 0..7 of tile 0, of tile 1, and tokens 8..15 of both */
+    DECODE_PRODUCER = (DECODE_WARPS + DECODE_SERVICE_WARPS) * 32, /* the first thread of the last warp */
+    DECODE_THREADS = DECODE_PRODUCER + 32,
     DECODE_BUFFERS = 2,       /* of partial sums, one per tile of an item */
     DECODE_PARTIALS = DECODE_WARPS * 1024, /* bytes of a buffer: 16 warps x 2 token groups x 16 x 8 fp32 */
     DECODE_SLOTS_MAX = 8,
-    /* setmaxnreg deals in what the launch got: 20 warps x 96 = 16 x 104 + 4 x 64 (65,536 / 640 threads, rounded down to 8) */
+    /* setmaxnreg deals in what the launch got: 20 warps x 96 = 16 x 104 + 4 x 64. A 21st warp would leave 80 each. */
     DECODE_CONSUMER_REGISTERS = 104,
     DECODE_SERVICE_REGISTERS = 64,
 };
@@ -79,7 +79,7 @@ MM_DEVICE void decode_activations_load(const uint16_t *row, int groups, int warp
 
 template <int COUNT> MM_DEVICE void decode_activations_transpose(int t, uint4 *b) {
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) b[i] = mm_quad_transpose(b[i], t);
+    for (int i = 0; i < COUNT; i++) b[i] = mm_quad_transpose(b[i], t, ~0u);
 }
 
 /* One word of the two rows of a lane against one or two groups of eight tokens. */
@@ -140,19 +140,14 @@ MM_DEVICE void decode_unit_multiply(float (&sum)[2][4], const decode_unit &u, in
     if (half) decode_word<HEAVY>(sum, u.code[0].y, u.code[1].y, s0, s1, b[at + 1], b1[at + 1]);
 }
 
-/* Where a CTA is in its run of items; one service thread owns it and issues the copies. In shared memory to save registers. */
-struct decode_iterator {
-    int32_t entry, item, sub; /* sub: pass of a split entry, half of a full one; entry -1: done */
-};
-
 /* What a warp needs to walk the CTA's items. */
 struct decode_run {
     int32_t first, last, heavy, items; /* item run [first, last); entries below `heavy` are heavy; items per entry */
 };
 
 struct decode_shared {
-    uint64_t partials_full[DECODE_BUFFERS], partials_free[DECODE_BUFFERS], slot_full[DECODE_SLOTS_MAX];
-    decode_iterator next;
+    uint64_t partials_full[DECODE_BUFFERS], partials_free[DECODE_BUFFERS];
+    uint64_t slot_full[DECODE_SLOTS_MAX], slot_free[DECODE_SLOTS_MAX];
     decode_run run;
 };
 
@@ -181,6 +176,7 @@ MM_DEVICE void decode_full_issue(const mm_cuda_gemm_args &p, const mm_cuda_exper
                                  uint64_t policy) {
     const uint32_t code_bytes = p.k / 2, scale_bytes = p.scale_row_bytes;
     mm_mbarrier_expect(bar, 16 * (code_bytes + scale_bytes));
+#pragma unroll 2
     for (int c = 0; c < 4; c++) {
         const mm_cuda_matrix *m = c < 2 ? &e->gate : &e->up;
         size_t row = (size_t)tile * 8 + c % 2 * 4;
@@ -205,30 +201,52 @@ MM_DEVICE void decode_split_issue(const mm_cuda_gemm_args &p, int expert, int it
     mm_tensor_load_2d(scales + 16 * p.scale_pitch, map + up + 1, scale_x, row1, bar);
 }
 
-/* One service thread: the next item of the CTA's run into slot s. */
+/*
+ * While this GEMM drains and L2's prologue runs, memory would idle: fetch the first items that this multiprocessor's CTA of L2
+ * will ask for into the L2 cache. Rows of 32 are contiguous in the checkpoint.
+ */
+MM_DEVICE void decode_next_prefetch(const mm_cuda_gemm_args &p, int heavy, int entries) {
+    const int items = (p.k + 31) / 32, first = decode_run_bound(p, heavy * items, (entries - heavy) * items, blockIdx.x);
+    const int last = min(decode_run_bound(p, heavy * items, (entries - heavy) * items, blockIdx.x + 1), first + (int)p.next_items);
+#pragma unroll 1
+    for (int i = first; i < last; i++) {
+        const mm_cuda_matrix *m = &p.experts[p.entries[i / items].expert].down;
+        const uint32_t row = i % items * 32, rows = min(32u, p.k - row);
+        mm_bulk_prefetch_l2(m->codes + row * m->row_bytes, rows * (uint32_t)m->row_bytes);
+        mm_bulk_prefetch_l2(m->scales + row * m->scale_row_bytes, rows * (uint32_t)m->scale_row_bytes);
+    }
+}
+
+/* The producer thread: every item of the CTA's run, in the order in which consumers walk it. */
 template <bool L1, int PASSES>
-MM_DEVICE void decode_issue(const mm_cuda_gemm_args &p, const decode_run &run, decode_iterator &next, uint32_t dst,
-                            uint32_t bar, uint64_t policy) {
-    decode_iterator at = next;
-    if (at.entry < 0) return;
-    const int expert = p.entries[at.entry].expert, first = at.entry * run.items;
-    const int end = min(run.last - first, run.items);
-    const bool full = L1 && PASSES == 2 && at.entry >= run.heavy;
-    if (full) decode_full_issue(p, p.experts + expert, at.item * 2 + at.sub, dst, bar, policy);
-    else decode_split_issue<L1, PASSES>(p, expert, at.item, at.sub, dst, bar);
-    bool entry_done = false;
-    if (full) {
-        at.sub ^= 1;
-        if (at.sub == 0) entry_done = ++at.item == end;
-    } else if (++at.item == end) {
-        entry_done = ++at.sub == PASSES;
-        if (!entry_done) at.item = max(run.first - first, 0);
+MM_DEVICE void decode_produce(const mm_cuda_gemm_args &p, decode_shared &sh, const decode_run &run, uint32_t slots) {
+    const uint64_t policy = mm_createpolicy_evict_first();
+    const uint32_t full = mm_shared_address(sh.slot_full), free = mm_shared_address(sh.slot_free);
+    uint32_t slot = 0, phase = 1;
+    auto advance = [&]() {
+        if (++slot == p.slot_count) slot = 0, phase ^= 1;
+    };
+    for (int i = run.first; i < run.last;) {
+        const int a = i / run.items, begin = i - a * run.items, end = min(run.last - a * run.items, run.items);
+        const int expert = p.entries[a].expert;
+        if (L1 && PASSES == 2 && a >= run.heavy) {
+            const mm_cuda_expert *e = p.experts + expert;
+#pragma unroll 1
+            for (int tile = begin * 2; tile < end * 2; tile++, advance()) {
+                mm_mbarrier_wait(free + slot * 8, phase);
+                decode_full_issue(p, e, tile, slots + slot * p.slot_bytes, full + slot * 8, policy);
+            }
+        } else
+#pragma unroll 1
+            for (int pass = 0; pass < PASSES; pass++)
+#pragma unroll 1
+                for (int item = begin; item < end; item++, advance()) {
+                    mm_mbarrier_wait(free + slot * 8, phase);
+                    decode_split_issue<L1, PASSES>(p, expert, item, pass, slots + slot * p.slot_bytes, full + slot * 8);
+                }
+        i = a * run.items + end;
     }
-    if (entry_done) {
-        at.entry++, at.item = 0, at.sub = 0;
-        if (at.entry * run.items >= run.last) at.entry = -1;
-    }
-    next = at;
+    if (L1 && p.next_items) decode_next_prefetch(p, run.heavy, p.plan->count[p.list]);
 }
 
 /* The epilogue of one tile of an item for a lane's tokens row and row + 1. */
@@ -244,52 +262,47 @@ MM_DEVICE void decode_store(const mm_cuda_gemm_args &p, const mm_cuda_expert *e,
     }
 }
 
+/* s plus the sixteen warps' sums of a tile for a group of tokens, in their order; then the buffer is free again. */
+MM_DEVICE float4 decode_partials_add(decode_shared &sh, int tile, int group, int done, bool active, uint32_t partials, float4 s) {
+    const uint32_t lane = threadIdx.x % 32, from = partials + tile * DECODE_PARTIALS + group * 512 + lane * 16;
+    mm_mbarrier_wait(mm_shared_address(&sh.partials_full[tile]), done & 1);
+    if (active) {
+#pragma unroll 4
+        for (int k = 0; k < DECODE_WARPS; k++) {
+            float4 v = mm_ld_shared_f32x4(from + k * 1024);
+            s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
+        }
+    }
+    __syncwarp();
+    if (lane == 0) mm_mbarrier_arrive(mm_shared_address(&sh.partials_free[tile]));
+    return s;
+}
+
 template <bool L1, int PASSES>
-MM_DEVICE void decode_serve(const mm_cuda_gemm_args &p, decode_shared &sh, const decode_run run, uint32_t slots,
-                            uint32_t partials) {
+MM_DEVICE void decode_serve(const mm_cuda_gemm_args &p, decode_shared &sh, const decode_run &run, uint32_t partials) {
     const int warp = threadIdx.x / 32 - DECODE_WARPS, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
-    const int tile = warp >> 1, group = warp & 1;
-    const bool issuer = threadIdx.x == DECODE_THREADS - 32;
-    const uint64_t policy = mm_createpolicy_evict_first();
-    const uint32_t mine = partials + tile * DECODE_PARTIALS + group * 512 + lane * 16;
-    const uint32_t full_bar = mm_shared_address(&sh.partials_full[tile]), free_bar = mm_shared_address(&sh.partials_free[tile]);
-    const uint32_t slot_bar = mm_shared_address(sh.slot_full);
+    const int group = warp / 2, first_tile = warp & 1, last_tile = group ? 1 : first_tile;
     int done = 0;
-    uint32_t slot = 0;
-    auto refill = [&]() {
-        if (issuer)
-            decode_issue<L1, PASSES>(p, run, sh.next, slots + slot * p.slot_bytes, slot_bar + slot * 8, policy);
-        if (++slot == p.slot_count) slot = 0;
-    };
     for (int i = run.first; i < run.last;) {
         const int a = i / run.items, end = min(run.last - a * run.items, run.items);
         const mm_cuda_entry entry = p.entries[a];
         const mm_cuda_expert *expert = p.experts + entry.expert;
         const int row = entry.row + group * 8 + 2 * t, left = entry.count - group * 8 - 2 * t;
-        const bool active = entry.count > group * 8, light_full = L1 && PASSES == 2 && a >= run.heavy;
-        for (int pass = light_full ? PASSES - 1 : 0; pass < PASSES; pass++)
-            for (int item = i - a * run.items; item < end; item++, done++) {
-                float4 s = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                float4 *scratch = (float4 *)p.scratch + (((size_t)(a * run.items + item) * 2 + tile) * 2 + group) * 32 + lane;
-                if (PASSES == 2 && pass && active && !light_full) s = *scratch;
-                if (light_full && issuer) mm_mbarrier_wait(mm_shared_address(&sh.partials_full[0]), done & 1);
-                if (light_full) refill();
-                mm_mbarrier_wait(full_bar, done & 1);
-                refill();
-                if (active) {
-#pragma unroll 4
-                    for (int k = 0; k < DECODE_WARPS; k++) {
-                        float4 v = mm_ld_shared_f32x4(mine + k * 1024);
-                        s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
-                    }
+        const bool active = entry.count > group * 8, full = L1 && PASSES == 2 && a >= run.heavy;
+        for (int pass = full ? PASSES - 1 : 0; pass < PASSES; pass++)
+#pragma unroll 1
+            for (int item = i - a * run.items; item < end; item++, done++)
+#pragma unroll 1
+                for (int tile = first_tile; tile <= last_tile; tile++) {
+                    float4 s = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    float4 *scratch = (float4 *)p.scratch + (((size_t)(a * run.items + item) * 2 + tile) * 2 + group) * 32 + lane;
+                    if (PASSES == 2 && pass && active && !full) s = *scratch;
+                    s = decode_partials_add(sh, tile, group, done, active, partials, s);
+                    if (PASSES == 2 && pass < PASSES - 1) {
+                        if (active) *scratch = s;
+                    } else if (active)
+                        decode_store<L1>(p, expert, item * 2 + tile, s, row, left, g);
                 }
-                __syncwarp();
-                if (lane == 0) mm_mbarrier_arrive(free_bar);
-                if (PASSES == 2 && pass < PASSES - 1) {
-                    if (active) *scratch = s;
-                } else if (active)
-                    decode_store<L1>(p, expert, item * 2 + tile, s, row, left, g);
-            }
         i = a * run.items + end;
     }
 }
@@ -320,6 +333,12 @@ MM_DEVICE void decode_tile(float (&sum)[2][4], const decode_places<MX, QUARTERS>
     }
 }
 
+/* This warp has read all it needs of the slot. */
+MM_DEVICE void decode_slot_release(decode_shared &sh, uint32_t slot) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mm_mbarrier_arrive(mm_shared_address(&sh.slot_free[slot]));
+}
+
 template <bool VALUE> struct decode_flag { static constexpr bool value = VALUE; };
 
 template <bool L1, bool MX, int QUARTERS>
@@ -348,6 +367,7 @@ MM_DEVICE void decode_consume(const mm_cuda_gemm_args &p, decode_shared &sh, con
             float sum[2][4] = {};
             decode_tile<MX, SPLIT, HEAVY>(sum, split_at, codes + m * next * p.code_pitch, near * p.code_pitch,
                                           scales + m * next * p.scale_pitch, near * p.scale_pitch, b);
+            if (m == 1) decode_slot_release(sh, slot);
             decode_partials_store<HEAVY>(sh, m, done, partials, sum);
         }
         done++;
@@ -369,6 +389,7 @@ MM_DEVICE void decode_consume(const mm_cuda_gemm_args &p, decode_shared &sh, con
                 float sum[2][4] = {};
                 mm_mbarrier_wait(slot_bar + slot * 8, phase);
                 decode_tile<MX, QUARTERS, false>(sum, at, codes, 8 * code_bytes, scales, 8 * p.scale_row_bytes, b);
+                decode_slot_release(sh, slot);
                 decode_partials_store<false>(sh, sub & 1, done, partials, sum);
                 done += sub & 1;
                 advance();
@@ -394,32 +415,29 @@ template <bool L1, bool MX, int QUARTERS> MM_DEVICE void decode_kernel(const mm_
     __shared__ decode_shared sh;
     const uint32_t slots = mm_shared_address(dynamic), partials = slots + p.slot_count * p.slot_bytes;
     mm_launch_dependents();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == DECODE_PRODUCER) {
         for (int i = 0; i < DECODE_BUFFERS; i++) {
             mm_mbarrier_init(mm_shared_address(&sh.partials_full[i]), DECODE_WARPS);
             mm_mbarrier_init(mm_shared_address(&sh.partials_free[i]), 2);
         }
-        for (uint32_t i = 0; i < p.slot_count; i++) mm_mbarrier_init(mm_shared_address(&sh.slot_full[i]), 1);
+        for (uint32_t i = 0; i < p.slot_count; i++) {
+            mm_mbarrier_init(mm_shared_address(&sh.slot_full[i]), 1);
+            mm_mbarrier_init(mm_shared_address(&sh.slot_free[i]), DECODE_WARPS);
+        }
         mm_fence_mbarrier_init();
+        /* The plan was complete before the launch before this one began (see run.c): weights may be fetched right away. */
+        sh.run = decode_run_find<L1>(p);
     }
     __syncthreads();
-    /* The plan was complete before the launch before this one began (see run.c), so weights may be fetched now. */
-    if (threadIdx.x == DECODE_THREADS - 32) {
-        const uint64_t policy = mm_createpolicy_evict_first();
-        const decode_run run = decode_run_find<L1>(p);
-        sh.run = run;
-        sh.next.entry = run.first < run.last ? run.first / run.items : -1;
-        sh.next.item = run.first % run.items, sh.next.sub = 0;
-        for (uint32_t s = 0; s < p.slot_count; s++)
-            decode_issue<L1, PASSES>(p, run, sh.next, slots + s * p.slot_bytes, mm_shared_address(&sh.slot_full[s]), policy);
-    }
-    __syncthreads();
-    mm_grid_wait();
-    if (threadIdx.x / 32 >= DECODE_WARPS) {
+    const int warp = threadIdx.x / 32;
+    if (warp >= DECODE_WARPS) {
         mm_setmaxnreg_dec<DECODE_SERVICE_REGISTERS>();
-        decode_serve<L1, PASSES>(p, sh, sh.run, slots, partials);
+        if (threadIdx.x == DECODE_PRODUCER) decode_produce<L1, PASSES>(p, sh, sh.run, slots);
+        mm_grid_wait();
+        if (warp < DECODE_WARPS + DECODE_SERVICE_WARPS) decode_serve<L1, PASSES>(p, sh, sh.run, partials);
     } else {
         mm_setmaxnreg_inc<DECODE_CONSUMER_REGISTERS>();
+        mm_grid_wait();
         decode_consume<L1, MX, QUARTERS>(p, sh, sh.run, slots, partials);
     }
 }

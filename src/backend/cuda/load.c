@@ -164,8 +164,8 @@ static void borrow_all(mm_backend_layer *layer, mm_cuda_expert *experts) {
 
 /* The global scale of an expert's intermediate, which the down projection's results carry. */
 static float intermediate_global(const mm_layer_weights *w, const mm_expert *e) {
-    bool quantized = w->activations == MEGAMOE_ACTIVATIONS_NVFP4 && (e != w->shared || e->down.format == MM_NVFP4);
-    return quantized && w->intermediate_mode == MEGAMOE_GLOBAL_STATIC ? e->intermediate_global : 1.0f;
+    bool fp4 = e->down.format == MM_NVFP4 || e->down.format == MM_MXFP4;
+    return fp4 && w->activations == MEGAMOE_ACTIVATIONS_NVFP4 && w->intermediate_mode == MEGAMOE_GLOBAL_STATIC ? e->intermediate_global : 1.0f;
 }
 
 megamoe_status mm_cuda_weights_load(mm_backend_layer *layer, bool on_device, const megamoe_layer_options *options,

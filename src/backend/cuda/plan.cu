@@ -177,17 +177,20 @@ MM_DEVICE void plan_place(const mm_cuda_plan_args &p, plan_run run, uint32_t *co
 /* Dynamic shared memory of all: counts [warp_count, expert_count], totals [expert_count], seen [E]. */
 extern __shared__ uint32_t plan_shared[];
 
+/* Two blocks: the first sorts, the second keeps the layer's counters. */
 extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_whole(const __grid_constant__ mm_cuda_plan_args p) {
     uint32_t *counts = plan_shared, *totals = counts + p.warp_count * p.expert_count, *seen = totals + p.expert_count;
     mm_grid_wait();
     const plan_run run = plan_warp_run(p, 0);
+    if (blockIdx.x == 1) { /* beside the plan, which everybody waits for */
+        plan_account(p, run, seen);
+        return;
+    }
     plan_count(p, run, counts, totals);
     plan_scan(p, totals);
-    mm_launch_dependents();
     for (uint32_t e = threadIdx.x; e < p.expert_count; e += blockDim.x) totals[e] = 0; /* no block is before this one */
     __syncthreads();
     plan_place(p, run, counts, totals);
-    plan_account(p, run, seen);
 }
 
 extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_count(const __grid_constant__ mm_cuda_plan_args p) {

@@ -151,6 +151,10 @@ MM_DEVICE void mm_bulk_load(uint32_t dst, const void *src, uint32_t size, uint32
                  "l"(src), "r"(size), "r"(mbar), "l"(policy)
                  : "memory");
 }
+/* 9.7.9.26 cp.async.bulk.prefetch, global to the L2 cache */
+MM_DEVICE void mm_bulk_prefetch_l2(const void *src, uint32_t size) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(size) : "memory");
+}
 /* 9.7.9.27 cp.async.bulk.tensor, two dimensions, global to shared */
 MM_DEVICE void mm_tensor_load_2d(uint32_t dst, const void *map, int32_t x, int32_t y, uint32_t mbar) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -159,12 +163,16 @@ MM_DEVICE void mm_tensor_load_2d(uint32_t dst, const void *map, int32_t x, int32
                  : "memory");
 }
 
-/* 9.7.19.5 setmaxnreg */
+/* 9.7.19.5 setmaxnreg. On the family targets (sm_100f, sm_120f) ptxas ignores it: there warps keep what they were launched with. */
 template <int COUNT> MM_DEVICE void mm_setmaxnreg_dec(void) {
+#if __CUDA_ARCH__ == 900
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
 }
 template <int COUNT> MM_DEVICE void mm_setmaxnreg_inc(void) {
+#if __CUDA_ARCH__ == 900
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
 }
 
 /* 9.7.13.13 griddepcontrol: programmatic dependent launch */

@@ -18,6 +18,8 @@ enum {
     PLAN_BLOCKS = 64,
     PLAN_THREADS = 1024,
     PLAN_COUNTER_BYTES = 131072, /* shared memory for counters, hence the warps that count */
+    DECODE_ONLY_TOKENS = 64,
+    MID_ONLY_TOKENS = 1024,
     DECODE_THREADS = 640,
     DECODE_WEIGHT_LIGHT = 4, /* cost of a light item to a heavy one: measured, flat between 3:4 and 5:6 */
     DECODE_WEIGHT_HEAVY = 5,
@@ -55,7 +57,7 @@ static void run_begin(run *r, mm_backend_layer *layer, uint32_t token_count, CUs
     r->layer = layer, r->state = layer->state, r->weights = layer->weights, r->stream = stream;
     r->token_count = token_count;
     r->pair_count = r->rows_max = token_count * layer->weights->shape.experts_per_token;
-    r->nvfp4 = layer->weights->activations == MEGAMOE_ACTIVATIONS_NVFP4;
+    r->nvfp4 = layer->weights->expert_count > 0 && mm_cuda_quantizes(layer->weights, layer->weights->experts);
     mm_cuda_scratch(layer, &r->s);
 }
 
@@ -95,14 +97,28 @@ static megamoe_status run_router(run *r, const megamoe_batch *batch, int32_t *id
 
 /* ---- plan and staging ----------------------------------------------------------------------------------- */
 
-/* Which list takes how many rows. Only the row count of an expert decides, but what cannot occur need not be launched. */
+/*
+ * Which list takes how many rows. What decides is an expert's row count, and the batch's token count where a list is not worth
+ * its launches: up to 64 tokens everything is decode's (an expert of more than 16 rows is cut into entries), up to 1024 nothing
+ * is WIDE's.
+ */
+static bool uses_decode(const run *r) { return r->layer->decode[0].kernel != MM_KERNEL_COUNT; }
+static bool uses_native(const run *r) { return r->layer->mid[0] != MM_KERNEL_COUNT; }
+static bool uses_tiles(const run *r) { return !uses_decode(r) || r->token_count > DECODE_ONLY_TOKENS; }
+static bool uses_wide(const run *r) { return uses_native(r) && r->token_count > MID_ONLY_TOKENS; }
+
 static void plan_limits(const run *r, mm_cuda_plan_args *args) {
-    const bool decode = r->layer->decode[0].kernel != MM_KERNEL_COUNT, native = r->layer->mid[0] != MM_KERNEL_COUNT;
-    args->decode_rows = !decode ? 0 : r->token_count <= MM_CUDA_DECODE_ROWS ? UINT32_MAX : MM_CUDA_DECODE_ROWS;
-    args->mid_rows = native && r->token_count > MM_CUDA_MID_ROWS ? MM_CUDA_MID_ROWS : UINT32_MAX;
+    args->decode_rows = !uses_decode(r) ? 0 : uses_tiles(r) ? MM_CUDA_DECODE_ROWS : UINT32_MAX;
+    args->mid_rows = uses_wide(r) ? MM_CUDA_MID_ROWS : UINT32_MAX;
     args->entry_rows[MM_CUDA_LIST_DECODE] = MM_CUDA_DECODE_ROWS;
     args->entry_rows[MM_CUDA_LIST_MID] = MM_CUDA_MID_ROWS;
     args->entry_rows[MM_CUDA_LIST_WIDE] = MM_CUDA_WIDE_ROWS;
+}
+
+/* Warps of a block that count: one per 64 pairs, as far as shared memory has counters for them. */
+static uint32_t plan_warps(uint32_t pairs, uint32_t blocks, uint32_t experts) {
+    const uint32_t wanted = pairs / 64 / blocks + 1, room = PLAN_COUNTER_BYTES / 4 / experts;
+    return smaller(smaller(wanted, PLAN_THREADS / 32), room);
 }
 
 static megamoe_status run_plan(run *r, const int32_t *ids) {
@@ -112,7 +128,7 @@ static megamoe_status run_plan(run *r, const int32_t *ids) {
     mm_cuda_plan_args args = {.expert_ids = ids, .local_index = r->layer->local_index, .token_count = r->token_count,
                               .slots_per_token = shape->experts_per_token, .expert_total = shape->expert_count,
                               .expert_count = experts, .block_count = small ? 1 : PLAN_BLOCKS,
-                              .warp_count = smaller(PLAN_THREADS / 32, PLAN_COUNTER_BYTES / 4 / e),
+                              .warp_count = plan_warps(r->pair_count, small ? 1 : PLAN_BLOCKS, e),
                               .block_counts = r->s.block_counts, .offsets = r->s.offsets, .row_pair = r->s.row_pair,
                               .pair_row = r->s.pair_row, .plan = r->s.plan, .counters = r->layer->counters,
                               .expert_tokens = r->layer->expert_tokens};
@@ -121,7 +137,10 @@ static megamoe_status run_plan(run *r, const int32_t *ids) {
     how.shared_bytes = 4 * (args.warp_count * experts + experts + shape->expert_count);
     memcpy(args.entries, r->s.entries, sizeof args.entries);
     plan_limits(r, &args);
-    if (small) return launch(r, MM_PLAN_WHOLE, how, arguments);
+    if (small) {
+        how.grid[0] = 2; /* the second only counts */
+        return launch(r, MM_PLAN_WHOLE, how, arguments);
+    }
     MM_TRY(launch(r, MM_PLAN_COUNT, how, arguments));
     mm_launch scan = {.grid = {1}, .threads = PLAN_THREADS, .shared_bytes = 4 * e};
     MM_TRY(launch(r, MM_PLAN_SCAN, scan, arguments));
@@ -180,6 +199,7 @@ static megamoe_status run_decode(run *r, int l2, mm_cuda_gemm_args args) {
     args.slot_count = form->slot_count, args.slot_bytes = form->slot_bytes;
     args.code_pitch = form->code_pitch, args.scale_pitch = form->scale_pitch;
     args.weight_light = DECODE_WEIGHT_LIGHT, args.weight_heavy = DECODE_WEIGHT_HEAVY;
+    args.next_items = l2 ? 0 : r->layer->decode[1].slot_count;
     return launch(r, form->kernel, how, arguments);
 }
 
@@ -200,17 +220,16 @@ static megamoe_status run_tile(run *r, mm_kernel kernel, mm_cuda_gemm_args args)
     return launch(r, kernel, how, arguments);
 }
 
-/* L1 or L2 over every list that can have entries. Tile lists come first: empty ones end while the plan is still warm. */
+/* L1 or L2 over every list that can have entries. */
 static megamoe_status run_gemm(run *r, int l2, const mm_cuda_gemm_args *args) {
-    const bool decode = r->layer->decode[0].kernel != MM_KERNEL_COUNT, native = r->layer->mid[0] != MM_KERNEL_COUNT;
-    if (native && r->token_count > MM_CUDA_MID_ROWS) MM_TRY(run_native(r, l2, MM_CUDA_LIST_WIDE, *args));
-    if (!decode || r->token_count > MM_CUDA_DECODE_ROWS) {
+    if (uses_wide(r)) MM_TRY(run_native(r, l2, MM_CUDA_LIST_WIDE, *args));
+    if (uses_tiles(r)) {
         mm_cuda_gemm_args tile = *args;
         tile.list = MM_CUDA_LIST_MID, tile.entries = r->s.entries[MM_CUDA_LIST_MID];
-        if (native) MM_TRY(run_native(r, l2, MM_CUDA_LIST_MID, *args));
+        if (uses_native(r)) MM_TRY(run_native(r, l2, MM_CUDA_LIST_MID, *args));
         else MM_TRY(run_tile(r, r->layer->tile[l2], tile));
     }
-    return decode ? run_decode(r, l2, *args) : MEGAMOE_OK;
+    return uses_decode(r) ? run_decode(r, l2, *args) : MEGAMOE_OK;
 }
 
 static megamoe_status run_experts(run *r, const float *weights) {
@@ -244,11 +263,11 @@ static megamoe_status run_experts(run *r, const float *weights) {
 static megamoe_status run_shared(run *r, const megamoe_batch *batch) {
     const mm_layer_weights *w = r->weights;
     const uint32_t i = w->shared->up.rows;
-    const bool quantize = r->nvfp4 && w->shared->up.format == MM_NVFP4;
+    const bool quantize = mm_cuda_quantizes(w, w->shared);
     mm_cuda_stage_args x = hidden_args(r, batch);
     x.row_count = r->token_count, x.quantize = quantize, x.staged = r->s.token_x;
     x.globals = r->s.row_global; /* the routed experts are done with theirs */
-    if (!quantize) x.global = 1.0f;
+    x.global = quantize ? w->input_global : 1.0f;
     MM_TRY(stage(r, &x));
     mm_cuda_gemm_args l1 = {.experts = r->layer->shared, .row_count = r->token_count, .k = w->shape.hidden, .n = i,
                             .x = r->s.token_x, .x_pitch = r->layer->h_pitch, .x_global = 1.0f,

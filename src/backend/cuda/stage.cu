@@ -93,10 +93,13 @@ MM_DEVICE mm_nvfp4_block_report stage_quantize(const mm_cuda_stage_args &p, size
     return report;
 }
 
-/* Eight values of a lane as the pairs (0,4) (1,5) (2,6) (3,7), then transposed within the quad: 16 contiguous bytes. */
+/*
+ * Eight values of a lane as the pairs (0,4) (1,5) (2,6) (3,7), then transposed within the quad: 16 contiguous bytes. Only the
+ * quad is converged: the last groups of a row may not fill a warp.
+ */
 MM_DEVICE uint4 stage_word(const float *v, uint32_t t) {
     return mm_quad_transpose(make_uint4(mm_cvt_bf16x2(v[4], v[0]), mm_cvt_bf16x2(v[5], v[1]), mm_cvt_bf16x2(v[6], v[2]),
-                                        mm_cvt_bf16x2(v[7], v[3])), t);
+                                        mm_cvt_bf16x2(v[7], v[3])), t, 0xFu << (threadIdx.x & 28));
 }
 
 MM_DEVICE void stage_row(const mm_cuda_stage_args &p, uint32_t row) {

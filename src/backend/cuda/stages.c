@@ -209,8 +209,8 @@ static megamoe_status write_routing(mm_backend_layer *layer, const megamoe_batch
 }
 
 static megamoe_status write_rows(const rows *r, const mm_scratch *s, const megamoe_stages *stages, uint32_t *written) {
-    const bool nvfp4 = r->layer->weights->activations == MEGAMOE_ACTIVATIONS_NVFP4;
     if (r->layer->weights->expert_count == 0) return MEGAMOE_OK;
+    const bool nvfp4 = mm_cuda_quantizes(r->layer->weights, r->layer->weights->experts);
     if (stages->h && !nvfp4) {
         MM_TRY(write_h(r, s->h, stages->h));
         *written |= MM_STAGE_H;

@@ -112,6 +112,11 @@ megamoe_status mm_cuda_stage_launch(const mm_backend_state *state, const mm_cuda
 megamoe_status mm_cuda_run(mm_backend_layer *layer, const megamoe_batch *batch, const megamoe_stages *given,
                            const megamoe_stages *stages, uint32_t *written, void *stream);
 
+/* BF16 and FP8 weights take bf16 activations whatever the layer's mode. */
+static inline bool mm_cuda_quantizes(const mm_layer_weights *w, const mm_expert *e) {
+    return w->activations == MEGAMOE_ACTIVATIONS_NVFP4 && (e->up.format == MM_NVFP4 || e->up.format == MM_MXFP4);
+}
+
 static inline uint32_t mm_round_up(uint32_t value, uint32_t to) { return (value + to - 1) / to * to; }
 
 #endif
