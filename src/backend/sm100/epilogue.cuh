@@ -133,25 +133,54 @@ SM100_DEVICE float bias_of(const struct sm100_gemm_args &args, uint32_t i, const
                : 0.0f;
 }
 
-SM100_DEVICE void swiglu_chunk(const struct sm100_gemm_args &args, const struct sm100_work &work,
-                               const struct chunk &at, const struct columns &gate, const struct columns &up) {
-    const float gate_global = args.weight_globals[0][at.group], up_global = args.weight_globals[1][at.group];
-    const float gate_bias = bias_of(args, 0, at), up_bias = bias_of(args, 1, at);
-    float h[CHUNK];
+// What multiplies the sums of one matrix: a number per column in the lane of that number, and one of the
+// thread.
+struct factors {
+    float row, row_weight; // of column laneid % 16
+    float weight, bias;
+};
+SM100_DEVICE struct factors factors_of(const struct sm100_gemm_args &args, uint32_t i,
+                                       const struct chunk &at) {
+    const uint32_t column = ptx::laneid() % CHUNK, row = at.first_row + column;
+    struct factors f = {0.0f, 0.0f, args.weight_globals[i][at.group], bias_of(args, i, at)};
+    if (column >= at.rows) return f;
+    f.row = row_factor(args.row_globals, row) * row_factor(args.group_globals, at.group);
+    f.row_weight = row_factor(args.row_weights, row);
+    return f;
+}
+SM100_DEVICE float of_column(float value, uint32_t i) {
+    return ptx::mov_f32_b32(ptx::shfl_sync_idx(ptx::mov_b32_f32(value), i, 0xffffffffu));
+}
+
+// Gate and up before the clamp, for the check.
+SM100_DEVICE void store_l1(const struct sm100_gemm_args &args, const struct chunk &at,
+                           const struct columns &d, const struct factors &f, uint32_t matrix) {
 #pragma unroll
     for (uint32_t i = 0; i < CHUNK; i++) {
-        h[i] = 0.0f;
-        if (i >= at.rows) continue;
-        const uint32_t row = at.first_row + i;
-        const float row_global = row_factor(args.row_globals, row);
-        const float g = column_value(gate, i) * (row_global * gate_global) + gate_bias;
-        const float u = column_value(up, i) * (row_global * up_global) + up_bias;
-        if (args.l1 && at.feature < args.m_rows) {
-            float *l1 = args.l1 + (uint64_t)row * 2 * args.m_rows + at.feature;
-            ptx::st_global_f32(l1, g);
-            ptx::st_global_f32(l1 + args.m_rows, u);
-        }
-        h[i] = mm_swiglu_apply(&args.swiglu, g, u) * row_factor(args.row_weights, row);
+        const float value = column_value(d, i) * (of_column(f.row, i) * f.weight) + f.bias;
+        if (i >= at.rows || at.feature >= args.m_rows) continue;
+        ptx::st_global_f32(args.l1 + ((uint64_t)(at.first_row + i) * 2 + matrix) * args.m_rows + at.feature,
+                           value);
+    }
+}
+
+SM100_DEVICE void swiglu_chunk(const struct sm100_gemm_args &args, const struct sm100_work &work,
+                               const struct chunk &at, const struct columns &gate, const struct columns &up) {
+    const struct factors of_gate = factors_of(args, 0, at);
+    struct factors of_up = of_gate;
+    of_up.weight = args.weight_globals[1][at.group];
+    of_up.bias = bias_of(args, 1, at);
+    if (args.l1) {
+        store_l1(args, at, gate, of_gate, 0);
+        store_l1(args, at, up, of_up, 1);
+    }
+    float h[CHUNK];
+#pragma unroll
+    for (uint32_t i = 0; i < CHUNK; i++) { // a column that is no token has the factor 0
+        const float row = of_column(of_gate.row, i), row_weight = of_column(of_gate.row_weight, i);
+        const float g = column_value(gate, i) * (row * of_gate.weight) + of_gate.bias;
+        const float u = column_value(up, i) * (row * of_up.weight) + of_up.bias;
+        h[i] = mm_swiglu_apply(&args.swiglu, g, u) * row_weight;
     }
     quantize_chunk(args, work, at, h);
 }
@@ -183,18 +212,11 @@ SM100_DEVICE void store_f32_chunk(const struct sm100_gemm_args &args, const stru
 
 SM100_DEVICE void rows_chunk(const struct sm100_gemm_args &args, const struct chunk &at,
                              const struct columns &d) {
-    const float weight_global = args.weight_globals[0][at.group];
-    const float group_global = row_factor(args.group_globals, at.group), bias = bias_of(args, 0, at);
+    const struct factors f = factors_of(args, 0, at);
     float p[CHUNK];
 #pragma unroll
-    for (uint32_t i = 0; i < CHUNK; i++) {
-        p[i] = 0.0f;
-        if (i >= at.rows) continue;
-        const uint32_t row = at.first_row + i;
-        const float token_global = row_factor(args.row_globals, row) * group_global;
-        p[i] =
-            (column_value(d, i) * (token_global * weight_global) + bias) * row_factor(args.row_weights, row);
-    }
+    for (uint32_t i = 0; i < CHUNK; i++)
+        p[i] = (column_value(d, i) * (of_column(f.row, i) * f.weight) + f.bias) * of_column(f.row_weight, i);
     if (args.output_f32)
         store_f32_chunk(args, at, p);
     else

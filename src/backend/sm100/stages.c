@@ -14,7 +14,8 @@ struct reading {
     uint32_t *row_scale_row;
 };
 
-static megamoe_status from_device(const struct mm_mega_moe *moe, const void *source, size_t bytes, void **copy) {
+static megamoe_status from_device(const struct mm_mega_moe *moe, const void *source, size_t bytes,
+                                  void **copy) {
     *copy = malloc(bytes + 1);
     if (!*copy) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a stage of %zu bytes", bytes);
     return bytes ? moe->machine->copy_out(moe->machine->context, *copy, source, bytes) : MEGAMOE_OK;
@@ -40,8 +41,8 @@ void mm_sm100_stages_close(const struct mm_mega_moe *moe, struct mm_mega_moe_bat
     m->release(m->context, batch->l1);
 }
 
-static megamoe_status copy_if(const struct reading *r, void *target, const void *source, size_t bytes, uint32_t bit,
-                              uint32_t *written) {
+static megamoe_status copy_if(const struct reading *r, void *target, const void *source, size_t bytes,
+                              uint32_t bit, uint32_t *written) {
     if (!target) return MEGAMOE_OK;
     *written |= bit;
     return bytes ? r->moe->machine->copy_out(r->moe->machine->context, target, source, bytes) : MEGAMOE_OK;
@@ -65,16 +66,19 @@ static megamoe_status scatter(const struct reading *r, void *target, const void 
 
 /* Scales are not in rows but in blocks. */
 static megamoe_status scatter_h_scales(const struct reading *r, uint8_t *target) {
-    uint32_t columns = r->moe->shape.intermediate, groups = columns / 16, blocks = sm100_blocks_along_k(columns);
+    uint32_t columns = r->moe->shape.intermediate, groups = columns / 16,
+             blocks = sm100_blocks_along_k(columns);
     uint32_t rows = r->moe->shape.max_tokens * r->moe->shape.slots;
-    size_t bytes = sm100_scale_bytes(sm100_stripes_max(rows, r->moe->weights.up.groups) * SM100_STRIPE_ROWS, columns);
+    size_t bytes =
+        sm100_scale_bytes(sm100_stripes_max(rows, r->moe->weights.up.groups) * SM100_STRIPE_ROWS, columns);
     void *copy;
     megamoe_status status = from_device(r->moe, r->moe->scratch.h_scales, bytes, &copy);
     for (size_t i = 0; i < r->pairs * groups && status == MEGAMOE_OK; i++) {
         int32_t row = r->pair_row[i / groups];
-        target[i] = row < 0 ? 0
-                            : ((const uint8_t *)copy)[sm100_scale_offset(r->row_scale_row[row],
-                                                                         (uint32_t)(i % groups), blocks)];
+        target[i] =
+            row < 0 ? 0
+                    : ((const uint8_t *)
+                           copy)[sm100_scale_offset(r->row_scale_row[row], (uint32_t)(i % groups), blocks)];
     }
     free(copy);
     return status;
@@ -119,8 +123,8 @@ static megamoe_status read_rows(const struct reading *r, const struct mm_mega_mo
     return MEGAMOE_OK;
 }
 
-static megamoe_status read_all(struct reading *r, const struct mm_mega_moe_batch *batch, const megamoe_stages *s,
-                               uint32_t *written) {
+static megamoe_status read_all(struct reading *r, const struct mm_mega_moe_batch *batch,
+                               const megamoe_stages *s, uint32_t *written) {
     const struct mm_mega_moe_scratch *c = &r->moe->scratch;
     size_t values = r->tokens * r->moe->shape.hidden;
     MM_TRY(from_device(r->moe, c->pair_row, r->pairs * sizeof(int32_t), (void **)&r->pair_row));
@@ -128,7 +132,8 @@ static megamoe_status read_all(struct reading *r, const struct mm_mega_moe_batch
     MM_TRY(from_device(r->moe, c->ends, r->moe->weights.up.groups * sizeof(int32_t), (void **)&r->ends));
     MM_TRY(copy_if(r, s->x_codes, batch->token_codes, values / 2, MM_STAGE_X_CODES, written));
     MM_TRY(copy_if(r, s->x_scales, batch->token_scales, values / 16, MM_STAGE_X_SCALES, written));
-    MM_TRY(copy_if(r, s->x_globals, batch->token_globals, r->tokens * sizeof(float), MM_STAGE_X_GLOBALS, written));
+    MM_TRY(copy_if(r, s->x_globals, batch->token_globals, r->tokens * sizeof(float), MM_STAGE_X_GLOBALS,
+                   written));
     MM_TRY(copy_if(r, s->output, batch->output, values * sizeof(uint16_t), MM_STAGE_OUTPUT, written));
     return read_rows(r, batch, s, written);
 }

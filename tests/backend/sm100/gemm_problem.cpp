@@ -209,7 +209,7 @@ std::string gemm_problem::compare(uint32_t matrix, const float *got, uint32_t st
 // In fp32, in the order of the definition: the sum times the global scales, the bias, the routing weight.
 double gemm_problem::expected(uint32_t matrix, uint32_t group, uint32_t row, uint32_t m, double sum) const {
     const bool plain = sm100_tiles[tile].matrices == 1;
-    float global = row_globals[row] * (plain && options.bf16 ? group_globals[group] : 1.0f);
+    float global = row_globals[row] * (options.bf16 ? group_globals[group] : 1.0f);
     float value = (float)sum * (global * globals[matrix][group]);
     if (options.bf16) value += biases[matrix][(size_t)group * m_rows + m];
     return plain && options.bf16 ? value * row_weights[row] : value;

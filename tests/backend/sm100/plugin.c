@@ -249,7 +249,8 @@ static megamoe_status run(mm_backend_layer *layer, const megamoe_batch *batch, c
     megamoe_status status = run_others(&r, &of_reference);
     if (status == MEGAMOE_OK && batch->token_count) status = run_kernels(&r, &kernels);
     if (status == MEGAMOE_OK && written)
-        *written = (of_reference & (MM_STAGE_LOGITS | MM_STAGE_SHARED)) | MM_STAGE_IDS | MM_STAGE_WEIGHTS | kernels;
+        *written =
+            (of_reference & (MM_STAGE_LOGITS | MM_STAGE_SHARED)) | MM_STAGE_IDS | MM_STAGE_WEIGHTS | kernels;
     layer->counters.tokens += batch->token_count;
     run_free(&r);
     return status;
