@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -256,6 +257,20 @@ static megamoe_status all_unchanged(const megamoe_checkpoint *checkpoint) {
     return MEGAMOE_OK;
 }
 
+/* Repairs write to memory that other threads may be scanning for the same layer, so they take turns. */
+static pthread_mutex_t repair_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static megamoe_status expert_scan(const megamoe_checkpoint *checkpoint, mm_reading *reading,
+                                  const mm_layer_tensors *tensors, mm_place place, const mm_expert *weights,
+                                  uint32_t expert, bool report) {
+    megamoe_status status;
+    if (checkpoint->repair) pthread_mutex_lock(&repair_lock);
+    status = mm_expert_scan(reading, tensors, place, expert, weights, checkpoint->repair, report,
+                            checkpoint->anomalies);
+    if (checkpoint->repair) pthread_mutex_unlock(&repair_lock);
+    return status;
+}
+
 megamoe_status megamoe_checkpoint_scan(megamoe_checkpoint *checkpoint, uint32_t layer) {
     const mm_layer_tensors *tensors;
     mm_reading reading = reading_begin(checkpoint, layer);
@@ -268,12 +283,10 @@ megamoe_status megamoe_checkpoint_scan(megamoe_checkpoint *checkpoint, uint32_t 
     for (uint32_t e = plan.expert_first; e < plan.expert_end; e++)
         /* experts that cannot be read are among the anomalies since the checkpoint was opened */
         if (mm_expert_read(&reading, tensors, &plan, e, &expert) == MEGAMOE_OK)
-            MM_TRY(mm_expert_scan(&reading, tensors, MM_PLACE_EXPERT, e, &expert, checkpoint->repair, true,
-                                  checkpoint->anomalies));
+            MM_TRY(expert_scan(checkpoint, &reading, tensors, MM_PLACE_EXPERT, &expert, e, true));
     if (mm_shared_read(&reading, tensors, &plan, &expert, &shared) != MEGAMOE_OK || !shared)
         return MEGAMOE_OK;
-    return mm_expert_scan(&reading, tensors, MM_PLACE_SHARED, 0, &expert, checkpoint->repair, true,
-                          checkpoint->anomalies);
+    return expert_scan(checkpoint, &reading, tensors, MM_PLACE_SHARED, &expert, 0, true);
 }
 
 /* Input scales of all experts in the files: every rank stages with the same global scale. */
@@ -322,11 +335,10 @@ static megamoe_status experts_read(const megamoe_checkpoint *checkpoint, mm_read
     }
     if (checkpoint->skip_scan && !checkpoint->repair) return MEGAMOE_OK;
     for (uint32_t i = 0; i < source->expert_count; i++)
-        MM_TRY(mm_expert_scan(reading, tensors, MM_PLACE_EXPERT, source->expert_first + i,
-                              &source->experts[i], checkpoint->repair, false, checkpoint->anomalies));
+        MM_TRY(expert_scan(checkpoint, reading, tensors, MM_PLACE_EXPERT, &source->experts[i],
+                           source->expert_first + i, false));
     if (!shared) return MEGAMOE_OK;
-    return mm_expert_scan(reading, tensors, MM_PLACE_SHARED, 0, source->shared, checkpoint->repair, false,
-                          checkpoint->anomalies);
+    return expert_scan(checkpoint, reading, tensors, MM_PLACE_SHARED, source->shared, 0, false);
 }
 
 static megamoe_status source_fill(const megamoe_checkpoint *checkpoint, mm_reading *reading,

@@ -177,12 +177,13 @@ static megamoe_status global_read(mm_reading *reading, const mm_parts *parts, co
                              "is %g, expected a positive normal number", (double)raw);
 }
 
-megamoe_status mm_input_scale_read(mm_reading *reading, const mm_parts *parts, const mm_slice *slice,
-                                   float *scale) {
+float mm_input_scale_read(mm_reading *reading, const mm_parts *parts, const mm_slice *slice) {
     const mm_tensor *tensor;
-    MM_TRY(factor_read(reading, parts, slice, MM_PART_INPUT, MM_PART_INVERSE_INPUT, scale, &tensor));
-    if (!tensor || !factor_usable(*scale)) *scale = NAN;
-    return MEGAMOE_OK;
+    float scale = NAN;
+    if (factor_read(reading, parts, slice, MM_PART_INPUT, MM_PART_INVERSE_INPUT, &scale, &tensor) !=
+        MEGAMOE_OK)
+        return NAN;
+    return tensor && factor_usable(scale) ? scale : NAN;
 }
 
 /* Stacks that were written for x @ W have K outermost: no row of W is contiguous, so they would have to be

@@ -46,9 +46,10 @@ typedef struct mm_slice {
 megamoe_status mm_matrix_read(mm_reading *reading, const mm_parts *parts, const mm_slice *slice,
                               mm_matrix *matrix);
 
-/* input_scale as a multiplier; NaN if it is missing, not one F32 value, zero, denormal, negative, infinite or
- * NaN. */
-megamoe_status mm_input_scale_read(mm_reading *reading, const mm_parts *parts, const mm_slice *slice,
-                                   float *scale);
+/*
+ * input_scale as a multiplier; NaN if it is missing, not one F32 value, zero, denormal, negative, infinite or
+ * NaN, or if its two spellings disagree. Never a failure, because only static nvfp4 activations need it.
+ */
+float mm_input_scale_read(mm_reading *reading, const mm_parts *parts, const mm_slice *slice);
 
 #endif

@@ -6,9 +6,11 @@
 
 #include "scratch.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -18,7 +20,8 @@
 
 /* ---- every allocation is counted: the linker sends them here (CMakeLists.txt) ---- */
 
-static size_t allocated, allocated_limit = SIZE_MAX;
+static atomic_size_t allocated; /* threads allocate too */
+static size_t allocated_limit = SIZE_MAX;
 
 void *__real_malloc(size_t size);
 void *__real_calloc(size_t count, size_t size);
@@ -178,6 +181,7 @@ enum { E = 3, H = 32, I = 16, EXPERT_TENSORS = 9 };
 
 static uint8_t codes[I * H / 2], scales[I * H / 16];
 static uint16_t gate[E * H];
+static uint8_t scale_override; /* not 0: the value of one scale of every projection */
 
 static void layer_write(const char *path) {
     static const char *const projections[] = {"w1", "w2", "w3"};
@@ -186,6 +190,7 @@ static void layer_write(const char *path) {
     uint32_t count = 0;
     for (size_t i = 0; i < sizeof codes; i++) codes[i] = (uint8_t)(i * 7);
     for (size_t i = 0; i < sizeof scales; i++) scales[i] = (uint8_t)(i % 0x7E + 1);
+    if (scale_override) scales[5] = scale_override;
     for (int e = 0; e < E; e++)
         for (int p = 0; p < 3; p++) {
             int64_t n = p == 1 ? H : I, k = p == 1 ? I : H;
@@ -258,6 +263,45 @@ static void test_file_that_shrinks_while_open(void **state) {
     assert_int_equal(megamoe_checkpoint_scan(checkpoint, 0), MEGAMOE_IO_ERROR);
     assert_int_equal(megamoe_checkpoint_tensor(checkpoint, "layers.0.ffn.gate.weight", &tensor),
                      MEGAMOE_IO_ERROR);
+    megamoe_checkpoint_close(checkpoint);
+}
+
+static void *layer_read(void *context) {
+    mm_layer_source source;
+    megamoe_status status = mm_checkpoint_read_layer(context, 0, 0, 0, &source);
+    if (status != MEGAMOE_OK) return (void *)"refused";
+    for (int e = 0; e < E; e++)
+        if (memchr(source.experts[e].down.scales, 0x7F, H * I / 16)) return (void *)"not repaired";
+    mm_layer_source_free(&source);
+    return NULL;
+}
+
+/* Threads that load one layer at once repair each byte once, and count it once. */
+static void test_threads_repair_once(void **state) {
+    megamoe_checkpoint_options options = {.struct_size = sizeof options, .repair_nan_scales = true};
+    megamoe_anomaly anomaly = {.struct_size = sizeof anomaly};
+    megamoe_checkpoint *checkpoint;
+    pthread_t threads[4];
+    char path[512];
+    (void)state;
+    scale_override = 0x7F;
+    layer_write(scratch_path("m.safetensors"));
+    scale_override = 0;
+    strcpy(path, scratch_path("m.safetensors"));
+    assert_int_equal(megamoe_checkpoint_open(path, &options, &checkpoint), MEGAMOE_OK);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, layer_read, checkpoint), 0);
+    for (int i = 0; i < 4; i++) {
+        void *problem;
+        pthread_join(threads[i], &problem);
+        if (problem) fail_msg("%s", (const char *)problem);
+    }
+    assert_int_equal(megamoe_checkpoint_anomaly_count(checkpoint), 3 * E);
+    for (uint32_t i = 0; i < 3 * E; i++) {
+        assert_int_equal(megamoe_checkpoint_anomaly(checkpoint, i, &anomaly), MEGAMOE_OK);
+        assert_string_equal(anomaly.kind, "repaired-scale");
+        assert_non_null(strstr(anomaly.detail, "1 NaN scale bytes"));
+    }
     megamoe_checkpoint_close(checkpoint);
 }
 
@@ -392,6 +436,7 @@ int main(void) {
         TEST(test_write_does_not_replace_what_is_no_file),
         TEST(test_open_arguments),
         TEST(test_file_that_shrinks_while_open),
+        TEST(test_threads_repair_once),
         TEST(test_out_of_memory),
         TEST(test_bad_headers_are_cheap),
         TEST(test_stack_above_4_gib),

@@ -453,8 +453,6 @@ class Declarations(Case):
         """Both files say MIXED_PRECISION and list the modules; config.json also keeps the native fp8 around it."""
         weights, config = make.v4_modelopt()
         make.experts(weights, "mtp.0.ffn", 7, make.mxfp4, make.W_NAMES)
-        for name in [n for n in weights if n.startswith("mtp") and "w2.weight" in n]:
-            self.assertEqual(weights[name].shape, (H, 32))
         config["moe_intermediate_size"] = None  # the draft block is wider in this fixture
         listed = {f"layers.{n}.ffn.experts": {"quant_algo": "NVFP4", "group_size": 16} for n in (0, 1)}
         ignore = ["*.attn.*", "*.ffn.shared_experts.*", "head", "mtp.*"]

@@ -1,4 +1,5 @@
 """Values that are known by hand: themes A, B3, C1, D and E of the public reports, on every host backend."""
+
 import struct
 import unittest
 
@@ -18,13 +19,26 @@ class Values(Case):
         fx.save_input(self.path("x"), rows, ids, weights, token_ids)
         seen = []
         for backend in self.BACKENDS:
-            self.command("run", checkpoint, "--layer", 0, "--input", "x", "--output", "y", "--backend", backend,
-                         "--activations", activations, *options)
+            self.command(
+                "run",
+                checkpoint,
+                "--layer",
+                0,
+                "--input",
+                "x",
+                "--output",
+                "y",
+                "--backend",
+                backend,
+                "--activations",
+                activations,
+                *options,
+            )
             seen.append(fx.values_of(self.path("y"), "output"))
         for other in seen[1:]:
-            self.assertTrue(close(other, seen[0], 2 ** -8), "backends disagree")
+            self.assertTrue(close(other, seen[0], 2**-8), "backends disagree")
         width = len(seen[0]) // len(rows)
-        return [seen[0][i:i + width] for i in range(0, len(seen[0]), width)]
+        return [seen[0][i : i + width] for i in range(0, len(seen[0]), width)]
 
     def all_equal(self, value, *arguments, **named):
         for row in self.outputs(*arguments, **named):
@@ -87,8 +101,20 @@ class Layout(Values):
         f.write(self.path("ckpt"))
         for position, gate in ((0, 6.0), (1, 36.0)):
             fx.save_input(self.path("x"), [fx.one_hot(position=position)], [[0]], [[1.0]])
-            self.command("run", "ckpt", "--layer", 0, "--input", "x", "--output", "y", "--dump-stages", "s",
-                         "--activations", "nvfp4")
+            self.command(
+                "run",
+                "ckpt",
+                "--layer",
+                0,
+                "--input",
+                "x",
+                "--output",
+                "y",
+                "--dump-stages",
+                "s",
+                "--activations",
+                "nvfp4",
+            )
             self.assertEqual(fx.values_of(self.path("s"), "l1")[0], gate)
 
     def test_shards_do_not_matter(self):
@@ -130,7 +156,9 @@ class Routing(Values):
 
     def test_d3_nan_logits_unroute_one_token(self):
         f = fx.FX(experts=4, top_k=2)
-        f.extra[f"{f.prefix}.gate.weight"] = fx.tensor("BF16", [4, 64], fx.bf16(*[0.01 * (i % 7) for i in range(256)]))
+        f.extra[f"{f.prefix}.gate.weight"] = fx.tensor(
+            "BF16", [4, 64], fx.bf16(*[0.01 * (i % 7) for i in range(256)])
+        )
         f.write(self.path("ckpt"))
         rows = [fx.one_hot(), [float("nan")] * 64, fx.one_hot(position=3)]
         fx.save_input(self.path("x"), rows)
@@ -171,7 +199,7 @@ class Routing(Values):
         self.command("run", "ckpt", "--layer", 0, "--input", "x", "--output", "y")
         self.assertEqual(fx.values_of(self.path("y"), "expert_ids"), table[0] + table[7])
         self.assertEqual(fx.values_of(self.path("y"), "expert_weights"), [0.5] * 4)
-        for bad in (8, -1, 2147483647, 2 ** 40):
+        for bad in (8, -1, 2147483647, 2**40):
             fx.save_input(self.path("x"), [fx.one_hot()] * 2, token_ids=[0, bad])
             self.refused("run", "ckpt", "--layer", 0, "--input", "x", "--output", "z", names=["token 1"])
         fx.save_input(self.path("x"), [fx.one_hot()])
@@ -184,12 +212,23 @@ class Routing(Values):
         ids = [[-1, 0], [4, 1], [1000004, 0], [-2147483648, 2], [-1, -1]]
         fx.save_input(self.path("x"), rows, ids, [[0.5, 0.5]] * 5)
         self.refused("run", "ckpt", "--layer", 0, "--input", "x", "--output", "z", names=["token 1", "slot 0", "4"])
-        counters = self.json("run", "ckpt", "--layer", 0, "--input", "x", "--output", "y", "--no-strict-routing",
-                             "--activations", "nvfp4")["counters"]
+        counters = self.json(
+            "run",
+            "ckpt",
+            "--layer",
+            0,
+            "--input",
+            "x",
+            "--output",
+            "y",
+            "--no-strict-routing",
+            "--activations",
+            "nvfp4",
+        )["counters"]
         self.assertEqual((counters["bad_slots"], counters["skipped_slots"]), (3, 3))
         output = fx.values_of(self.path("y"), "output")
-        self.assertEqual(set(output[:4 * 64]), {0.375})
-        self.assertEqual(set(output[4 * 64:]), {0.0})
+        self.assertEqual(set(output[: 4 * 64]), {0.375})
+        self.assertEqual(set(output[4 * 64 :]), {0.0})
 
     def test_no_tokens(self):
         fx.FX().write(self.path("ckpt"))
@@ -200,8 +239,15 @@ class Routing(Values):
 
 class Activation(Values):
     """E1 and E2: gate and up of one row are set through the block scales and codes of that row."""
-    CASES = {(12, 3): 29.99864, (-12, 3): -0.0002211903, (3, 12): 28.57722, (3, -12): -28.57722,
-             (-12, -12): 0.000737301, (12, 12): 99.99546}
+
+    CASES = {
+        (12, 3): 29.99864,
+        (-12, 3): -0.0002211903,
+        (3, 12): 28.57722,
+        (3, -12): -28.57722,
+        (-12, -12): 0.000737301,
+        (12, 12): 99.99546,
+    }
 
     def clamped(self, unit, limit=10.0):
         """Gate and up reach the wanted values as 12 = 6 * 2 and 3 = 6 * 0.5, under global scales of `unit`."""
@@ -211,19 +257,19 @@ class Activation(Values):
         for row, pair in enumerate(self.CASES):
             for projection, value in zip(("gate", "up"), pair):
                 code = {12: 0x4, 3: 0x1, -12: 0xC, -3: 0x9}[value]
-                f.codes[0][projection][row * 32:row * 32 + 32] = bytes([code | code << 4]) * 32
+                f.codes[0][projection][row * 32 : row * 32 + 32] = bytes([code | code << 4]) * 32
         f.globals[0].update(gate=unit, up=unit)
         return f
 
     def test_e1_asymmetric_and_before_silu(self):
         for unit in (1.0, 0.125, 8.0):
             rows = self.outputs(self.clamped(unit), "bf16", rows=[fx.one_hot(value=6.0 / unit)])
-            self.assertTrue(close(rows[0][:6], list(self.CASES.values()), 2 ** -8), rows[0][:6])
+            self.assertTrue(close(rows[0][:6], list(self.CASES.values()), 2**-8), rows[0][:6])
 
     def test_e1_no_limit(self):
         for limit in (None, 0.0):
             row = self.outputs(self.clamped(1.0, limit), "bf16")[0]
-            self.assertTrue(close(row[:1], [12 * 3 / (1 + 2.718281828 ** -12)], 2 ** -8), row[:1])
+            self.assertTrue(close(row[:1], [12 * 3 / (1 + 2.718281828**-12)], 2**-8), row[:1])
 
     def test_e1_bad_limits(self):
         for limit in (-1.0, float("nan"), float("inf")):
@@ -238,9 +284,9 @@ class Activation(Values):
             if ".experts.0." in name:
                 f.extra[name.replace(".experts.0.", ".shared_experts.")] = value
         row = self.outputs(f, "bf16", ids=[[-1]], weights=[[0.0]])[0]
-        self.assertTrue(close(row[:6], list(self.CASES.values()), 2 ** -8), row[:6])
+        self.assertTrue(close(row[:6], list(self.CASES.values()), 2**-8), row[:6])
         row = self.outputs(f, "bf16", ids=[[-1]], weights=[[0.0]], options=["--shared-unclamped"])[0]
-        self.assertTrue(close(row[:1], [36.0], 2 ** -7), row[:1])
+        self.assertTrue(close(row[:1], [36.0], 2**-7), row[:1])
 
     def test_e5_blocks(self):
         """The layer's own input blocks: floor, rounding and saturation, as staged."""
@@ -249,8 +295,24 @@ class Activation(Values):
         rows = [[0.0] * 64, fx.one_hot(value=0.001), fx.one_hot(value=0.006), fx.one_hot(value=3000.0)]
         fx.save_input(self.path("x"), rows, [[0]] * 4, [[1.0]] * 4)
         for backend in self.BACKENDS:
-            counters = self.json("run", "ckpt", "--layer", 0, "--input", "x", "--output", "y", "--dump-stages", "s",
-                                 "--activations", "nvfp4", "--input-global", "unit", "--backend", backend)["counters"]
+            counters = self.json(
+                "run",
+                "ckpt",
+                "--layer",
+                0,
+                "--input",
+                "x",
+                "--output",
+                "y",
+                "--dump-stages",
+                "s",
+                "--activations",
+                "nvfp4",
+                "--input-global",
+                "unit",
+                "--backend",
+                backend,
+            )["counters"]
             codes, scales = fx.values_of(self.path("s"), "x_codes"), fx.values_of(self.path("s"), "x_scales")
             self.assertEqual([codes[32 * t] for t in range(4)], [0, 1, 5, 7])
             self.assertEqual([scales[4 * t] for t in range(4)], [0x01, 0x01, 0x01, 0x7E])
@@ -258,8 +320,13 @@ class Activation(Values):
 
     def test_e5_nonfinite_stays_in_its_row(self):
         for bad in (float("inf"), float("nan")):
-            rows = self.outputs(fx.FX(), "nvfp4", rows=[fx.one_hot(), fx.one_hot(value=bad), fx.one_hot()],
-                                ids=[[0]] * 3, weights=[[1.0]] * 3)
+            rows = self.outputs(
+                fx.FX(),
+                "nvfp4",
+                rows=[fx.one_hot(), fx.one_hot(value=bad), fx.one_hot()],
+                ids=[[0]] * 3,
+                weights=[[1.0]] * 3,
+            )
             self.assertEqual(set(rows[0] + rows[2]), {0.75})
             self.assertTrue(all(value != value for value in rows[1]))
 
@@ -274,8 +341,20 @@ class Bits(Case):
             for activations in ("bf16", "nvfp4"):
                 seen.clear()
                 for threads in (1, 2, 3, 7):
-                    self.command("run", "t", "--layer", layer, "--input", "x", "--output", "y", "--threads", threads,
-                                 "--activations", activations)
+                    self.command(
+                        "run",
+                        "t",
+                        "--layer",
+                        layer,
+                        "--input",
+                        "x",
+                        "--output",
+                        "y",
+                        "--threads",
+                        threads,
+                        "--activations",
+                        activations,
+                    )
                     seen.add(contents(self.path("y")))
                 self.assertEqual(len(seen), 1)
 

@@ -12,7 +12,8 @@ static int test_failures, test_count;
 static inline void test_case(const std::string &name, const std::string &problem) {
     test_count++;
     if (!problem.empty()) test_failures++;
-    printf("%-4s %s%s%s\n", problem.empty() ? "ok" : "FAIL", name.c_str(), problem.empty() ? "" : ": ", problem.c_str());
+    printf("%-4s %s%s%s\n", problem.empty() ? "ok" : "FAIL", name.c_str(), problem.empty() ? "" : ": ",
+           problem.c_str());
     fflush(stdout);
 }
 

@@ -5,8 +5,7 @@ import sys
 
 from project import C_SUFFIXES, files, report, text
 
-COLUMNS = 110        # of C and its relatives, as .clang-format has it
-COLUMNS_OTHER = 120  # of languages that no formatter wraps here
+COLUMNS = 120  # as .clang-format has it
 FUNCTION_LINES = 70
 
 # Functions that are longer, with the lines they may have and why: (path, name): (lines, reason).
@@ -56,9 +55,8 @@ def problems_of(path):
     for number, line in enumerate(lines, 1):
         # A sentence stays in one piece, so that it can be searched for.
         in_one_piece = path.endswith(C_SUFFIXES) and line.lstrip().startswith('"')
-        columns = COLUMNS if path.endswith(C_SUFFIXES) else COLUMNS_OTHER
-        if path.endswith(CODE) and len(line) > columns and not in_one_piece:
-            yield f"{path}:{number}: {len(line)} columns, more than {columns}"
+        if path.endswith(CODE) and len(line) > COLUMNS and not in_one_piece:
+            yield f"{path}:{number}: {len(line)} columns, more than {COLUMNS}"
         if "\t" in line:
             yield f"{path}:{number}: a tab"
         if line != line.rstrip():

@@ -1,9 +1,10 @@
-// The GEMM kernels on the functional model: every instance, every N, ragged and empty experts, awkward sizes, the tile
-// shapes of the models it is for, many schedules. Integer-valued operands, whose sums are exact in any order, must give
-// the exact result; random ones must stay within the bound of their fp32 additions.
+// The GEMM kernels on the functional model: every instance, every N, ragged and empty experts, awkward sizes,
+// the tile shapes of the models it is for, many schedules. Integer-valued operands, whose sums are exact in
+// any order, must give the exact result; random ones must stay within the bound of their fp32 additions.
 //
 //     test_sm100_gemm          the default: about 20 seconds
-//     test_sm100_gemm --long   every token count of every instance, 20 schedules of each ragged case, all of K and
+//     test_sm100_gemm --long   every token count of every instance, 20 schedules of each ragged case, all of
+//     K and
 //                              more features of the real shapes: about half an hour
 #include <stdio.h>
 #include <string.h>
@@ -15,8 +16,10 @@ static int failures, cases;
 static bool longer;
 static uint64_t seed = 1;
 
-static std::string name_of(enum sm100_tile_name tile, const std::vector<uint32_t> &rows, uint32_t m_rows, uint32_t k) {
-    std::string name = "tile " + std::to_string(tile) + " m " + std::to_string(m_rows) + " k " + std::to_string(k) + " rows";
+static std::string name_of(enum sm100_tile_name tile, const std::vector<uint32_t> &rows, uint32_t m_rows,
+                           uint32_t k) {
+    std::string name =
+        "tile " + std::to_string(tile) + " m " + std::to_string(m_rows) + " k " + std::to_string(k) + " rows";
     for (uint32_t r : rows) name += " " + std::to_string(r);
     return name + " seed " + std::to_string(seed);
 }
@@ -40,7 +43,8 @@ static void run_case(int tile, const std::vector<uint32_t> &rows, uint32_t m_row
 // Steps of 7 meet every multiple of 8 up to the largest tile, and every remainder.
 static void every_n(void) {
     for (int tile = 0; tile < SM100_TILE_COUNT; tile++)
-        for (uint32_t n = 1; n <= sm100_tiles[tile].n_max; n += longer ? 1 : 7) run_case(tile, {n}, 144, 320, 2);
+        for (uint32_t n = 1; n <= sm100_tiles[tile].n_max; n += longer ? 1 : 7)
+            run_case(tile, {n}, 144, 320, 2);
 }
 
 static void ragged_groups(void) {
@@ -48,11 +52,13 @@ static void ragged_groups(void) {
         {0, 5, 0, 130, 64, 1}, {0, 0, 0, 300}, {1, 1, 1, 1, 1, 1, 1, 1}, {97, 0, 193, 33}, {257}, {0, 0, 0}};
     for (int tile = 0; tile < SM100_TILE_COUNT; tile++)
         for (const std::vector<uint32_t> &rows : cases_of_rows)
-            for (int round = 0; round < (longer ? 20 : 3); round++) run_case(tile, rows, 272, 576, 2 + 2 * (round % 3));
+            for (int round = 0; round < (longer ? 20 : 3); round++)
+                run_case(tile, rows, 272, 576, 2 + 2 * (round % 3));
 }
 
 static void awkward_sizes(void) {
-    const uint32_t columns[] = {16, 48, 64, 80, 96, 160, 256, 2880}, features[] = {16, 80, 128, 144, 232 / 16 * 16};
+    const uint32_t columns[] = {16, 48, 64, 80, 96, 160, 256, 2880},
+                   features[] = {16, 80, 128, 144, 232 / 16 * 16};
     for (int tile = 0; tile < SM100_TILE_COUNT; tile++) {
         for (uint32_t k : columns) run_case(tile, {33, 5}, 80, k, 2);
         for (uint32_t m_rows : features) run_case(tile, {7, 31}, m_rows, 192, 4);
@@ -88,21 +94,24 @@ static void extras(void) {
         }
 }
 
-// A transfer that brings too few bytes: the kernel still ends, and the record says who waited for what and where. The
-// model then finds, at the end of a CTA, that the bytes do not balance; without the bound it would report a deadlock.
+// A transfer that brings too few bytes: the kernel still ends, and the record says who waited for what and
+// where. The model then finds, at the end of a CTA, that the bytes do not balance; without the bound it would
+// report a deadlock.
 static void bounded_waits(void) {
     for (int tile = 0; tile < SM100_TILE_COUNT; tile++) {
         gemm_problem p((enum sm100_tile_name)tile, {20}, 144, 320, true, 5);
         const uint64_t dims[] = {160, 20}, strides[] = {160};
         const uint32_t box[] = {128, sm100_tiles[tile].token_box / 2};
-        const struct sm100_map map = {p.tokens_address(), 1, 2, {dims[0], dims[1]}, {strides[0]}, {box[0], box[1]}, true};
+        const struct sm100_map map = {p.tokens_address(), 1,   2, {dims[0], dims[1]}, {strides[0]},
+                                      {box[0], box[1]},   true};
         std::string problem;
         char sentence[256];
         if (p.machine.map(p.machine.context, &map, &p.args.tokens)) problem = megamoe_error_message();
         p.state.time_runs = 1;
         p.state.seed = seed++;
         p.args.timeout_ns = 1000000;
-        if (mm_sm100_gemm_launch(&p.machine, p.tile, &p.args, 20, 2, NULL) == MEGAMOE_OK) problem = "nobody noticed";
+        if (mm_sm100_gemm_launch(&p.machine, p.tile, &p.args, 20, 2, NULL) == MEGAMOE_OK)
+            problem = "nobody noticed";
         mm_sm100_record_describe(p.args.record, sentence, sizeof sentence);
         if (!strstr(megamoe_error_message(), "do not balance")) problem = megamoe_error_message();
         if (!strstr(sentence, "gave up waiting for")) problem = "nothing in the record";

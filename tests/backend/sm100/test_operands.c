@@ -1,4 +1,5 @@
-/* Weights as the kernels read them: nothing lost, nothing left over, and MXFP4 brought over exactly where possible. */
+/* Weights as the kernels read them: nothing lost, nothing left over, and MXFP4 brought over exactly where
+ * possible. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +23,8 @@ static double e4m3_value(uint8_t byte) {
 }
 
 static size_t place(uint32_t row, uint32_t group, uint32_t k) {
-    return (size_t)(row / 128 * ((k + 63) / 64) + group / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + group % 4;
+    return (size_t)(row / 128 * ((k + 63) / 64) + group / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 +
+           group % 4;
 }
 
 struct written {
@@ -107,7 +109,8 @@ static void check_nvfp4(uint32_t rows, uint32_t columns) {
 
 static void nvfp4_is_moved(void **state) {
     (void)state;
-    const uint32_t columns[] = {16, 64, 80, 96, 160, 2880}, rows[] = {1, 5, 31, 32, 33, 80, 127, 128, 129, 232};
+    const uint32_t columns[] = {16, 64, 80, 96, 160, 2880},
+                   rows[] = {1, 5, 31, 32, 33, 80, 127, 128, 129, 232};
     for (size_t i = 0; i < sizeof columns / sizeof *columns; i++)
         for (size_t j = 0; j < sizeof rows / sizeof *rows; j++) check_nvfp4(rows[j], columns[i]);
 }
@@ -135,7 +138,8 @@ static void mxfp4_lossless(void **state) {
     }
 }
 
-/* Two octaves too many: the smallest values go to the nearest there is, and exactly the changed ones are counted. */
+/* Two octaves too many: the smallest values go to the nearest there is, and exactly the changed ones are
+ * counted. */
 static void mxfp4_counts_its_loss(void **state) {
     (void)state;
     mm_matrix m = make_matrix(64, 64, MM_MXFP4);
@@ -196,8 +200,10 @@ static void refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nvfp4_is_moved),        cmocka_unit_test(mxfp4_lossless),
-        cmocka_unit_test(mxfp4_counts_its_loss), cmocka_unit_test(mxfp4_zeros_and_nans),
+        cmocka_unit_test(nvfp4_is_moved),
+        cmocka_unit_test(mxfp4_lossless),
+        cmocka_unit_test(mxfp4_counts_its_loss),
+        cmocka_unit_test(mxfp4_zeros_and_nans),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

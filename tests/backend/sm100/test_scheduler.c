@@ -7,7 +7,9 @@
 
 #include "backend/sm100/tiles.h"
 
-static uint32_t next_random(uint32_t *state) { return *state = *state * 1664525u + 1013904223u, *state >> 16; }
+static uint32_t next_random(uint32_t *state) {
+    return *state = *state * 1664525u + 1013904223u, *state >> 16;
+}
 
 /* The rules of one tile that the kernel relies on. */
 static void check_work(struct sm100_tile t, const struct sm100_work *work, const int32_t *ends) {
@@ -22,7 +24,8 @@ static void check_work(struct sm100_tile t, const struct sm100_work *work, const
 }
 
 /* All workers together visit every (feature tile, token) of every group once. */
-static void check_cover(struct sm100_tile t, const int32_t *ends, uint32_t groups, uint32_t m_rows, uint32_t workers) {
+static void check_cover(struct sm100_tile t, const int32_t *ends, uint32_t groups, uint32_t m_rows,
+                        uint32_t workers) {
     struct sm100_schedule schedule = sm100_tile_schedule(t, ends, groups, m_rows);
     uint32_t rows = groups ? (uint32_t)ends[groups - 1] : 0, visited = 0;
     uint8_t *seen = calloc((size_t)schedule.m_tiles * (rows + 1), 1);
@@ -30,7 +33,8 @@ static void check_cover(struct sm100_tile t, const int32_t *ends, uint32_t group
     for (uint32_t worker = 0; worker < workers; worker++) {
         struct sm100_cursor cursor = {0, 0, 0, 0};
         struct sm100_work work;
-        for (uint32_t index = worker; sm100_schedule_find(&schedule, &cursor, index, &work); index += workers) {
+        for (uint32_t index = worker; sm100_schedule_find(&schedule, &cursor, index, &work);
+             index += workers) {
             uint32_t stripe = 0;
             check_work(t, &work, ends);
             for (uint32_t g = 0; g < work.group; g++)
@@ -82,13 +86,15 @@ static void edges(void **state) {
     check_all_tiles(NULL, 0);
 }
 
-/* Tiles of a group differ by less than a step: no expert ends in a sliver that reads all the weights again. */
+/* Tiles of a group differ by less than a step: no expert ends in a sliver that reads all the weights again.
+ */
 static void tiles_are_balanced(void **state) {
     (void)state;
     for (uint32_t tile = 0; tile < SM100_TILE_COUNT; tile++)
         for (uint32_t rows = 1; rows < 2000; rows++) {
             struct sm100_schedule schedule = sm100_tile_schedule(sm100_tiles[tile], NULL, 0, 128);
-            uint32_t n = sm100_tile_rows(&schedule, rows), fewest = (rows + schedule.n_max - 1) / schedule.n_max;
+            uint32_t n = sm100_tile_rows(&schedule, rows),
+                     fewest = (rows + schedule.n_max - 1) / schedule.n_max;
             assert_true(n <= schedule.n_max);
             assert_int_equal((rows + n - 1) / n, fewest);
         }
@@ -96,7 +102,9 @@ static void tiles_are_balanced(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_count_of_one_group), cmocka_unit_test(ragged_groups), cmocka_unit_test(edges),
+        cmocka_unit_test(every_count_of_one_group),
+        cmocka_unit_test(ragged_groups),
+        cmocka_unit_test(edges),
         cmocka_unit_test(tiles_are_balanced),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,5 @@
-/* The self-check on the functional model: it passes as the kernels are, and every planted fault is found and named. */
+/* The self-check on the functional model: it passes as the kernels are, and every planted fault is found and
+ * named. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +11,16 @@
 #include "error.h"
 #include "model_machine.h"
 
-enum fault { NONE, SCALES_SHIFTED, CODES_SHIFTED, TOKENS_UNSWIZZLED, BIT_FLIPPED, LAUNCH_FAILS, H_BYTE_WRONG, NEVER_RAN };
+enum fault {
+    NONE,
+    SCALES_SHIFTED,
+    CODES_SHIFTED,
+    TOKENS_UNSWIZZLED,
+    BIT_FLIPPED,
+    LAUNCH_FAILS,
+    H_BYTE_WRONG,
+    NEVER_RAN
+};
 
 /* A machine with something wrong in it. */
 struct faulty {
@@ -35,7 +45,8 @@ static megamoe_status faulty_copy(void *context, void *target, const void *sourc
     return f->inner.copy_in(f->inner.context, target, source, bytes);
 }
 
-static megamoe_status faulty_map(void *context, const struct sm100_map *map, struct sm100_tensor_map *encoded) {
+static megamoe_status faulty_map(void *context, const struct sm100_map *map,
+                                 struct sm100_tensor_map *encoded) {
     struct faulty *f = context;
     struct sm100_map wrong = *map;
     if (f->fault == SCALES_SHIFTED && map->element_bytes == 2 && map->dims[1] > 2) {
@@ -52,7 +63,8 @@ static megamoe_status faulty_launch(void *context, const struct sm100_launch *la
     const struct sm100_gemm_args *args = launch->args;
     bool gated = sm100_tiles[launch->kernel].matrices == 2;
     f->launches++;
-    if (f->fault == LAUNCH_FAILS) return mm_fail(MEGAMOE_DEVICE_ERROR, "an illegal instruction was encountered");
+    if (f->fault == LAUNCH_FAILS)
+        return mm_fail(MEGAMOE_DEVICE_ERROR, "an illegal instruction was encountered");
     if (f->fault == NEVER_RAN) return MEGAMOE_OK;
     MM_TRY(f->inner.launch(f->inner.context, launch, stream));
     if (f->fault == BIT_FLIPPED && !gated) ((uint32_t *)args->output)[17 * 144 + 5] ^= 1;
@@ -63,8 +75,8 @@ static megamoe_status faulty_launch(void *context, const struct sm100_launch *la
 static megamoe_status check_with(enum fault fault, uint32_t *launches) {
     struct faulty f = {.fault = fault};
     f.inner = model_machine(&f.state, 4);
-    struct sm100_machine machine = {&f,          4,          faulty_alloc, faulty_release, faulty_copy,
-                                    faulty_copy, faulty_map, faulty_launch};
+    struct sm100_machine machine = {&f,          4,           faulty_alloc, faulty_release,
+                                    faulty_copy, faulty_copy, faulty_map,   faulty_launch};
     megamoe_status status = mm_sm100_self_check(&machine);
     *launches = f.launches;
     return status;

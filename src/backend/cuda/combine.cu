@@ -1,0 +1,41 @@
+/* The layer's output: each token's results of L2 in the order of its slots, fp32, the shared expert last, one rounding. */
+#include "backend/cuda/args.h"
+#include "backend/cuda/ptx.cuh"
+
+enum { COMBINE_THREADS = 256, COMBINE_VALUES = 8, COMBINE_SLOTS = MM_EXPERTS_PER_TOKEN_MAX };
+
+extern "C" __global__ void __launch_bounds__(COMBINE_THREADS) mm_combine(const __grid_constant__ mm_cuda_combine_args p) {
+    __shared__ int32_t rows[COMBINE_SLOTS];
+    __shared__ float weights[COMBINE_SLOTS];
+    mm_grid_wait();
+    mm_launch_dependents();
+    for (uint32_t token = blockIdx.y; token < p.token_count; token += gridDim.y) {
+        __syncthreads();
+        if (threadIdx.x < p.slots_per_token) {
+            const size_t pair = (size_t)token * p.slots_per_token + threadIdx.x;
+            rows[threadIdx.x] = p.pair_row[pair];
+            weights[threadIdx.x] = p.weights ? p.weights[pair] : 1.0f;
+        }
+        __syncthreads();
+        for (uint32_t n = (blockIdx.x * COMBINE_THREADS + threadIdx.x) * COMBINE_VALUES; n < p.columns;
+             n += gridDim.x * COMBINE_THREADS * COMBINE_VALUES) {
+            float sum[COMBINE_VALUES] = {};
+            for (uint32_t k = 0; k < p.slots_per_token; k++) {
+                if (rows[k] < 0) continue;
+                const uint4 v = *(const uint4 *)(p.p + (size_t)rows[k] * p.columns + n);
+                const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    sum[i * 2] += weights[k] * __uint_as_float(words[i] << 16);
+                    sum[i * 2 + 1] += weights[k] * __uint_as_float(words[i] & 0xFFFF0000u);
+                }
+            }
+            if (p.shared)
+#pragma unroll
+                for (int i = 0; i < COMBINE_VALUES; i++) sum[i] += p.shared[(size_t)token * p.columns + n + i];
+            *(uint4 *)(p.output + (size_t)token * p.columns + n) =
+                make_uint4(mm_cvt_bf16x2(sum[1], sum[0]), mm_cvt_bf16x2(sum[3], sum[2]), mm_cvt_bf16x2(sum[5], sum[4]),
+                           mm_cvt_bf16x2(sum[7], sum[6]));
+        }
+    }
+}

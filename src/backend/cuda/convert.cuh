@@ -1,0 +1,68 @@
+/*
+ * E2M1 codes to BF16 pairs, exactly, and the order of K that makes it cheap.
+ *
+ * In BF16 the target bits of an E2M1 code are 15 (sign) and 8..6 (exponent, mantissa): read so, it is value * 2^-126,
+ * subnormals included. One multiplication by 2^12 + 2^6 places sign and magnitude of the nibbles n0 and n4 of a word
+ * at once; one BF16 multiplication by scale * 2^118 turns the pair into value * scale * 2^-8: at most 6 significant
+ * bits, never subnormal, so never rounded. The 2^8 goes to the fp32 epilogue (MM_CODE_FACTOR).
+ *
+ * The pairs that fall out are (n0,n4) (n1,n5) (n2,n6) (n3,n7). So K is permuted within groups of 128: lane t of an MMA
+ * quad owns k = 32t..32t+31, word w of it is k = 32t + 8w + 0..7, and activations are staged to match (mm_staged_place).
+ */
+#ifndef MM_CUDA_CONVERT_CUH
+#define MM_CUDA_CONVERT_CUH
+
+#include "backend/cuda/ptx.cuh"
+
+#define MM_CODE_FACTOR 256.0f
+
+/* Eight codes of a word times one scale: pair j is (n_j, n_{j+4}). */
+MM_DEVICE void mm_codes_convert(uint32_t q, uint32_t scale, uint32_t (&pair)[4]) {
+    uint32_t q8 = q >> 8;
+    pair[0] = mm_mul_bf16x2(((q & 0x000F000Fu) * 0x1040u) & 0x81C081C0u, scale);
+    pair[1] = mm_mul_bf16x2(((q & 0x00F000F0u) * 0x0104u) & 0x81C081C0u, scale);
+    pair[2] = mm_mul_bf16x2(((q8 & 0x000F000Fu) * 0x1040u) & 0x81C081C0u, scale);
+    pair[3] = mm_mul_bf16x2(((q8 & 0x00F000F0u) * 0x0104u) & 0x81C081C0u, scale);
+}
+
+/*
+ * Two E4M3 bytes (low bytes of the halves) to two BF16 = scale * 2^118. Bits 10..4 of a BF16 hold exponent and mantissa of
+ * the code as a subnormal-safe number scaled by 2^-120; two multiplications by 2^119 reach 2^118 without overflow.
+ * The sign is dropped: negative scales are refused when a layer is made, and 0x80 is zero.
+ */
+MM_DEVICE uint32_t mm_e4m3_scales(uint32_t halves) {
+    return mm_mul_bf16x2(mm_mul_bf16x2((halves & 0x007F007Fu) << 4, 0x7B007B00u), 0x7B007B00u);
+}
+
+/* One E8M0 byte to a pair of BF16 = 2^(b-127) * 2^118. Layers with b > 136 are refused when made. */
+#define MM_E8M0_LARGEST 136u
+MM_DEVICE uint32_t mm_e8m0_scale(uint32_t byte) { return (min(byte, MM_E8M0_LARGEST) * 0x00010001u + 0x00760076u) << 7; }
+
+/* Scales of lane t's 32 values of a 128-group: .x for words 0 and 1, .y for words 2 and 3. */
+template <bool MX> MM_DEVICE uint2 mm_group_scales(uint32_t bytes) {
+    if (MX) {
+        uint32_t s = mm_e8m0_scale(bytes);
+        return make_uint2(s, s);
+    }
+    uint32_t s = mm_e4m3_scales(mm_prmt(bytes, 0, 0x4140));
+    return make_uint2(mm_prmt(s, s, 0x1010), mm_prmt(s, s, 0x3232));
+}
+template <bool MX> MM_DEVICE uint32_t mm_block_scale(uint32_t byte) {
+    return MX ? mm_e8m0_scale(byte) : mm_e4m3_scales(mm_prmt(byte, 0, 0x4040));
+}
+
+/* Where value k of a row stands in the staged row. k = 32t + 8w + i goes to 16 (2w + i/2%2) + 8 (i%2) + 2t + i/4. */
+MM_DEVICE uint32_t mm_staged_place(uint32_t k) {
+    return (k & ~127u) | (k >> 3 & 3u) << 5 | (k >> 1 & 1u) << 4 | (k & 1u) << 3 | (k >> 5 & 3u) << 1 | (k >> 2 & 1u);
+}
+
+/* Lane t of a quad holds row t of a 4x4 matrix of words and receives column t. Its own inverse. Whole quads take part. */
+MM_DEVICE uint4 mm_quad_transpose(uint4 v, uint32_t t, uint32_t lanes) {
+    bool odd = t & 1u, high = t & 2u;
+    uint32_t a = __shfl_xor_sync(lanes, odd ? v.x : v.y, 1), b = __shfl_xor_sync(lanes, odd ? v.z : v.w, 1);
+    uint4 u = odd ? make_uint4(a, v.y, b, v.w) : make_uint4(v.x, a, v.z, b);
+    uint32_t c = __shfl_xor_sync(lanes, high ? u.x : u.z, 2), d = __shfl_xor_sync(lanes, high ? u.y : u.w, 2);
+    return high ? make_uint4(c, d, u.z, u.w) : make_uint4(u.x, u.y, c, d);
+}
+
+#endif

@@ -1,0 +1,192 @@
+/*
+ * Weights to the device, as they are: mapped shards are copied in large pinned chunks, each matrix to its own aligned
+ * place; a device's tensors are used where they lie. The only thing that changes is a pitch (interleaved rows become
+ * plain ones).
+ */
+#include "backend/cuda/state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "error.h"
+
+enum { CHUNK_COUNT = 3, ALIGNMENT = 256 };
+#define CHUNK_BYTES (32u << 20)
+
+/* Host bytes on their way to consecutive device addresses. Without a device it only counts. */
+typedef struct uploader {
+    mm_backend_state *state; /* NULL: count */
+    char *target;            /* device address of byte 0 */
+    uint64_t done, sent, total;
+    char *chunks[CHUNK_COUNT];
+    CUevent copied[CHUNK_COUNT];
+    uint32_t chunk;
+    const megamoe_layer_options *options;
+} uploader;
+
+static megamoe_status uploader_flush(uploader *up) {
+    const mm_driver *driver = up->state->driver;
+    uint64_t bytes = up->done - up->sent;
+    if (bytes == 0) return MEGAMOE_OK;
+    CUresult result = driver->copy_to_device((CUdeviceptr)(uintptr_t)(up->target + up->sent), up->chunks[up->chunk], bytes,
+                                             up->state->stream);
+    if (result == CUDA_SUCCESS) result = driver->event_record(up->copied[up->chunk], up->state->stream);
+    up->sent = up->done;
+    up->chunk = (up->chunk + 1) % CHUNK_COUNT;
+    if (result == CUDA_SUCCESS) result = driver->event_wait(up->copied[up->chunk]); /* the chunk that is filled next */
+    MM_TRY(mm_driver_status(driver, result, "copying weights to the GPU"));
+    if (up->options && up->options->progress &&
+        !up->options->progress(up->options->progress_context, up->done, up->total))
+        return mm_fail(MEGAMOE_CANCELLED, "loading was cancelled after %llu bytes", (unsigned long long)up->done);
+    return MEGAMOE_OK;
+}
+
+static megamoe_status uploader_append(uploader *up, const void *source, uint64_t bytes) {
+    const char *from = source;
+    while (up->state && bytes > 0) {
+        uint64_t room = CHUNK_BYTES - (up->done - up->sent), part = bytes < room ? bytes : room;
+        memcpy(up->chunks[up->chunk] + (up->done - up->sent), from, part);
+        up->done += part, from += part, bytes -= part;
+        if (part == room) MM_TRY(uploader_flush(up));
+    }
+    up->done += bytes;
+    return MEGAMOE_OK;
+}
+
+/* Rows at a pitch become consecutive rows at an aligned address, which is returned. */
+static megamoe_status upload_rows(uploader *up, const void *rows, uint64_t row_bytes, uint64_t pitch, uint64_t count,
+                                  void *address) {
+    static const char zeros[ALIGNMENT];
+    const void *at = NULL;
+    uint64_t padding = (ALIGNMENT - up->done % ALIGNMENT) % ALIGNMENT;
+    if (rows) {
+        MM_TRY(uploader_append(up, zeros, padding));
+        at = up->state ? up->target + up->done : rows;
+        if (pitch == row_bytes) MM_TRY(uploader_append(up, rows, row_bytes * count));
+        else
+            for (uint64_t i = 0; i < count; i++) MM_TRY(uploader_append(up, (const char *)rows + i * pitch, row_bytes));
+    }
+    memcpy(address, &at, sizeof at);
+    return MEGAMOE_OK;
+}
+
+static uint64_t code_row_bytes(const mm_matrix *m) {
+    switch (m->format) {
+    case MM_BF16: return (uint64_t)m->columns * 2;
+    case MM_FP8: return m->columns;
+    case MM_NVFP4:
+    case MM_MXFP4: break;
+    }
+    return m->columns / 2;
+}
+
+static uint64_t scale_row_bytes(const mm_matrix *m) {
+    switch (m->format) {
+    case MM_NVFP4: return m->columns / 16;
+    case MM_MXFP4: return m->columns / 32;
+    case MM_FP8: return (uint64_t)((m->columns + m->block_columns - 1) / m->block_columns) * (m->scale_dtype == MEGAMOE_F32 ? 4 : 1);
+    case MM_BF16: break;
+    }
+    return 0;
+}
+
+static uint64_t scale_rows(const mm_matrix *m) {
+    return m->format == MM_FP8 ? (m->rows + m->block_rows - 1) / m->block_rows : m->rows;
+}
+
+static mm_cuda_matrix matrix_borrow(const mm_matrix *m) {
+    return (mm_cuda_matrix){.codes = m->codes, .scales = m->scales, .bias = m->bias, .row_bytes = m->row_bytes,
+                            .scale_row_bytes = m->scale_row_bytes, .bias_stride = m->bias_stride, .format = m->format,
+                            .scale_f32 = m->scale_dtype == MEGAMOE_F32, .bias_f32 = m->bias_dtype == MEGAMOE_F32,
+                            .block_rows = m->block_rows, .block_columns = m->block_columns, .global = m->global};
+}
+
+static megamoe_status matrix_upload(uploader *up, const mm_matrix *m, mm_cuda_matrix *out) {
+    *out = matrix_borrow(m);
+    if (!m->codes) return MEGAMOE_OK;
+    out->row_bytes = code_row_bytes(m);
+    out->scale_row_bytes = scale_row_bytes(m);
+    out->bias_stride = out->bias_f32 ? 4 : 2;
+    MM_TRY(upload_rows(up, m->codes, out->row_bytes, m->row_bytes, m->rows, &out->codes));
+    if (out->scale_row_bytes)
+        MM_TRY(upload_rows(up, m->scales, out->scale_row_bytes, m->scale_row_bytes, scale_rows(m), &out->scales));
+    return upload_rows(up, m->bias, out->bias_stride, m->bias_stride, m->rows, &out->bias);
+}
+
+/* All experts, the shared one and the router, in one order for counting and for copying. */
+static megamoe_status upload_all(uploader *up, mm_backend_layer *layer, mm_cuda_expert *experts) {
+    const mm_layer_weights *w = layer->weights;
+    const uint64_t e_count = w->shape.expert_count, slots = w->shape.experts_per_token;
+    for (uint32_t i = 0; i < w->expert_count + (w->shared ? 1u : 0u); i++) {
+        const mm_expert *e = i < w->expert_count ? &w->experts[i] : w->shared;
+        MM_TRY(matrix_upload(up, &e->gate, &experts[i].gate));
+        MM_TRY(matrix_upload(up, &e->up, &experts[i].up));
+        MM_TRY(matrix_upload(up, &e->down, &experts[i].down));
+    }
+    uint64_t row = w->shape.hidden * (w->router.weight_dtype == MEGAMOE_F32 ? 4ull : 2ull);
+    MM_TRY(upload_rows(up, w->router.weight, row, row, e_count, &layer->router_weight));
+    MM_TRY(upload_rows(up, w->router.bias, 4, 4, e_count, &layer->router_bias));
+    return upload_rows(up, w->router.token_experts, slots * 4, slots * 4, w->router.vocabulary, &layer->token_experts);
+}
+
+static void uploader_close(uploader *up) {
+    const mm_driver *driver = up->state->driver;
+    driver->stream_wait(up->state->stream);
+    for (int i = 0; i < CHUNK_COUNT; i++) {
+        if (up->copied[i]) driver->event_destroy(up->copied[i]);
+        if (up->chunks[i]) driver->host_free(up->chunks[i]);
+    }
+}
+
+static megamoe_status uploader_open(uploader *up) {
+    const mm_driver *driver = up->state->driver;
+    for (int i = 0; i < CHUNK_COUNT; i++) {
+        void *chunk = NULL;
+        MM_TRY(mm_driver_status(driver, driver->host_allocate(&chunk, CHUNK_BYTES, 0), "allocating pinned memory"));
+        up->chunks[i] = chunk;
+        MM_TRY(mm_driver_status(driver, driver->event_create(&up->copied[i], CU_EVENT_DISABLE_TIMING), "creating an event"));
+    }
+    return MEGAMOE_OK;
+}
+
+static void borrow_all(mm_backend_layer *layer, mm_cuda_expert *experts) {
+    const mm_layer_weights *w = layer->weights;
+    for (uint32_t i = 0; i < w->expert_count + (w->shared ? 1u : 0u); i++) {
+        const mm_expert *e = i < w->expert_count ? &w->experts[i] : w->shared;
+        experts[i].gate = matrix_borrow(&e->gate);
+        experts[i].up = matrix_borrow(&e->up);
+        experts[i].down = matrix_borrow(&e->down);
+    }
+    memcpy(&layer->router_weight, &w->router.weight, sizeof layer->router_weight);
+    memcpy(&layer->router_bias, &w->router.bias, sizeof layer->router_bias);
+    memcpy(&layer->token_experts, &w->router.token_experts, sizeof layer->token_experts);
+}
+
+/* The global scale of an expert's intermediate, which the down projection's results carry. */
+static float intermediate_global(const mm_layer_weights *w, const mm_expert *e) {
+    bool fp4 = e->down.format == MM_NVFP4 || e->down.format == MM_MXFP4;
+    return fp4 && w->activations == MEGAMOE_ACTIVATIONS_NVFP4 && w->intermediate_mode == MEGAMOE_GLOBAL_STATIC ? e->intermediate_global : 1.0f;
+}
+
+megamoe_status mm_cuda_weights_load(mm_backend_layer *layer, bool on_device, const megamoe_layer_options *options,
+                                    mm_cuda_expert *experts) {
+    const mm_layer_weights *w = layer->weights;
+    uploader count = {0}, up = {.state = layer->state, .options = options};
+    for (uint32_t i = 0; i < w->expert_count; i++) experts[i].h_global = intermediate_global(w, &w->experts[i]);
+    if (w->shared) experts[w->expert_count].h_global = intermediate_global(w, w->shared);
+    if (on_device) {
+        borrow_all(layer, experts);
+        return MEGAMOE_OK;
+    }
+    MM_TRY(upload_all(&count, layer, experts));
+    if (count.done == 0) return MEGAMOE_OK;
+    void *base;
+    MM_TRY(mm_block_create(layer->state, count.done + ALIGNMENT, "weights", &layer->blocks, &base));
+    up.target = base;
+    up.total = count.done;
+    megamoe_status status = uploader_open(&up);
+    if (status == MEGAMOE_OK) status = upload_all(&up, layer, experts);
+    if (status == MEGAMOE_OK) status = uploader_flush(&up);
+    uploader_close(&up);
+    return status;
+}
