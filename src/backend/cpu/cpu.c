@@ -19,8 +19,7 @@ static megamoe_status check_isa(void) {
     static const char *const names[] = {"scalar", "avx2", "avx512", "amx"};
     for (size_t i = 0; cap && i < sizeof names / sizeof *names; i++)
         if (strcmp(cap, names[i]) == 0) return MEGAMOE_OK;
-    return cap ? mm_fail(MEGAMOE_INVALID_ARGUMENT,
-                         "MEGAMOE_ISA is '%s'; it can be scalar, avx2, avx512 or amx", cap)
+    return cap ? mm_fail(MEGAMOE_INVALID_ARGUMENT, "MEGAMOE_ISA is '%s'; it can be scalar, avx2, avx512 or amx", cap)
                : MEGAMOE_OK;
 }
 
@@ -59,11 +58,11 @@ static void describe(const mm_backend_state *state, mm_device_facts *facts) {
     *facts = (mm_device_facts){
         .isa = state->kernels.isa,
         .threads = state->threads,
-        .host_bytes = sizeof *state + state->threads * sizeof *state->tallies + state->scratch.bytes +
-                      state->scratch.plan_bytes,
+        .host_bytes =
+            sizeof *state + state->threads * sizeof *state->tallies + state->scratch.bytes + state->scratch.plan_bytes,
     };
-    snprintf(facts->description, sizeof facts->description, "cpu (%s, %u thread%s)", state->kernels.isa,
-             state->threads, state->threads == 1 ? "" : "s");
+    snprintf(facts->description, sizeof facts->description, "cpu (%s, %u thread%s)", state->kernels.isa, state->threads,
+             state->threads == 1 ? "" : "s");
 }
 
 static megamoe_status measure(mm_backend_state *state, megamoe_limits *limits) {
@@ -76,9 +75,8 @@ static void layer_close(mm_backend_layer *layer) {
     free(layer);
 }
 
-static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weights *weights,
-                                   bool weights_on_device, const megamoe_layer_options *options,
-                                   mm_backend_layer **out) {
+static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weights *weights, bool weights_on_device,
+                                   const megamoe_layer_options *options, mm_backend_layer **out) {
     const megamoe_shape *shape = &weights->shape;
     mm_cpu_extent extent = {.tokens = state->max_tokens,
                             .hidden = shape->hidden,
@@ -98,15 +96,13 @@ static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weigh
     layer->tokens_per_expert = calloc(shape->expert_count, sizeof *layer->tokens_per_expert);
     if (!layer->tokens_per_expert) {
         layer_close(layer);
-        return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for the counters of %u experts",
-                       shape->expert_count);
+        return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for the counters of %u experts", shape->expert_count);
     }
     *out = layer;
     return MEGAMOE_OK;
 }
 
-static megamoe_status counters(mm_backend_layer *layer, megamoe_counters *counts,
-                               uint64_t *tokens_per_expert) {
+static megamoe_status counters(mm_backend_layer *layer, megamoe_counters *counts, uint64_t *tokens_per_expert) {
     size_t size = counts->struct_size;
     *counts = layer->counters;
     counts->struct_size = size;

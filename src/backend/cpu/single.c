@@ -24,8 +24,7 @@ static void quantize_row(void *context, uint32_t unit, uint32_t thread) {
     const quantize_job *job = context;
     const mm_kernels *kernels = &job->state->kernels;
     size_t columns = (size_t)job->values->extent[1], row = unit;
-    const uint8_t *source =
-        (const uint8_t *)job->values->data + row * columns * element_bytes(job->values->dtype);
+    const uint8_t *source = (const uint8_t *)job->values->data + row * columns * element_bytes(job->values->dtype);
     float *values = job->rows + thread * columns, g;
     if (job->values->dtype == MEGAMOE_F32)
         memcpy(values, source, columns * sizeof *values);
@@ -33,23 +32,19 @@ static void quantize_row(void *context, uint32_t unit, uint32_t thread) {
         kernels->load(source, MEGAMOE_BF16, (uint32_t)columns, values);
     g = job->global ? *job->global : mm_nvfp4_global_from_amax(kernels->amax(values, (uint32_t)columns));
     kernels->quantize(values, (uint32_t)columns, g, (uint8_t *)job->codes->data + row * (columns / 2),
-                      (uint8_t *)job->scales->data + row * (columns / 16),
-                      &job->state->tallies[thread].blocks);
+                      (uint8_t *)job->scales->data + row * (columns / 16), &job->state->tallies[thread].blocks);
     ((float *)job->globals->data)[row] = g;
 }
 
 megamoe_status mm_cpu_quantize(mm_backend_state *state, const megamoe_tensor *values, const float *global,
-                               megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals,
-                               void *stream) {
+                               megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals, void *stream) {
     quantize_job job = {state, values, global, codes, scales, globals, NULL};
     (void)stream;
     job.rows = malloc(state->threads * (size_t)values->extent[1] * sizeof *job.rows + 1);
     if (!job.rows)
-        return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory to quantize rows of %lld",
-                       (long long)values->extent[1]);
+        return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory to quantize rows of %lld", (long long)values->extent[1]);
     mm_parallel_for(state->threads, (uint32_t)values->extent[0], quantize_row, &job);
-    for (uint32_t t = 0; t < state->threads; t++)
-        state->tallies[t] = (mm_cpu_tally){0}; /* no layer to count for */
+    for (uint32_t t = 0; t < state->threads; t++) state->tallies[t] = (mm_cpu_tally){0}; /* no layer to count for */
     free(job.rows);
     return MEGAMOE_OK;
 }
@@ -80,9 +75,8 @@ static void dequantize_row(void *context, uint32_t unit, uint32_t thread) {
     }
 }
 
-megamoe_status mm_cpu_dequantize(mm_backend_state *state, const megamoe_tensor *codes,
-                                 const megamoe_tensor *scales, const megamoe_tensor *globals,
-                                 megamoe_tensor *values, void *stream) {
+megamoe_status mm_cpu_dequantize(mm_backend_state *state, const megamoe_tensor *codes, const megamoe_tensor *scales,
+                                 const megamoe_tensor *globals, megamoe_tensor *values, void *stream) {
     dequantize_job job = {state, codes, scales, globals, values};
     (void)stream;
     mm_parallel_for(state->threads, (uint32_t)codes->extent[0], dequantize_row, &job);
@@ -107,8 +101,7 @@ static void pack_row(void *context, uint32_t unit, uint32_t thread) {
     size_t columns = (size_t)job->rows->extent[1], row = unit;
     float *values = (float *)(job->threads + thread * job->thread_bytes);
     if (job->rows->dtype == MEGAMOE_BF16) {
-        kernels->load((const uint16_t *)job->rows->data + row * columns, MEGAMOE_BF16, (uint32_t)columns,
-                      values);
+        kernels->load((const uint16_t *)job->rows->data + row * columns, MEGAMOE_BF16, (uint32_t)columns, values);
     } else {
         const uint8_t *codes = (const uint8_t *)job->rows->data + row * (columns / 2);
         const uint8_t *scales = (const uint8_t *)job->row_scales->data + row * (columns / 16);
@@ -119,8 +112,8 @@ static void pack_row(void *context, uint32_t unit, uint32_t thread) {
 }
 
 /* One block of rows of one group's matrix against at most MM_BLOCK_ROWS of the group's rows. */
-static void multiply_block(const grouped_job *job, const mm_matrix *m, uint32_t n, uint32_t first,
-                           uint32_t count, uint32_t deciding_rows, uint32_t thread) {
+static void multiply_block(const grouped_job *job, const mm_matrix *m, uint32_t n, uint32_t first, uint32_t count,
+                           uint32_t deciding_rows, uint32_t thread) {
     float *sums = (float *)(job->threads + thread * job->thread_bytes);
     mm_gemm gemm = {.matrix = m,
                     .table = mm_cpu_table(job->state, m),
@@ -151,14 +144,13 @@ static void multiply_unit(void *context, uint32_t unit, uint32_t thread) {
     uint32_t begin = group ? (uint32_t)job->offsets[group - 1] : 0, end = (uint32_t)job->offsets[group];
     uint32_t deciding = job->state->batch_invariant ? UINT32_MAX : end - begin;
     for (uint32_t r = begin; r < end; r += MM_BLOCK_ROWS)
-        multiply_block(job, &job->matrices[group], n, r, end - r < MM_BLOCK_ROWS ? end - r : MM_BLOCK_ROWS,
-                       deciding, thread);
+        multiply_block(job, &job->matrices[group], n, r, end - r < MM_BLOCK_ROWS ? end - r : MM_BLOCK_ROWS, deciding,
+                       thread);
 }
 
 megamoe_status mm_cpu_grouped_gemm(mm_backend_state *state, const megamoe_tensor *rows,
-                                   const megamoe_tensor *row_scales, const mm_matrix *matrices,
-                                   const int32_t *offsets, uint32_t group_count, megamoe_tensor *output,
-                                   void *stream) {
+                                   const megamoe_tensor *row_scales, const mm_matrix *matrices, const int32_t *offsets,
+                                   uint32_t group_count, megamoe_tensor *output, void *stream) {
     uint32_t count = (uint32_t)rows->extent[0], columns = (uint32_t)rows->extent[1];
     grouped_job job = {.state = state,
                        .rows = rows,
