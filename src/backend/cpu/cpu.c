@@ -75,6 +75,20 @@ static void layer_close(mm_backend_layer *layer) {
     free(layer);
 }
 
+/* Vectors of FP8 weights must not straddle two scales. */
+static megamoe_status check_blocks(const mm_expert *e, uint32_t number) {
+    const mm_matrix *matrices[] = {&e->gate, &e->up, &e->down};
+    for (size_t i = 0; i < 3; i++) {
+        const mm_matrix *m = matrices[i];
+        if (m->codes && m->format == MM_FP8 && m->block_columns % 32 != 0 && m->block_columns < m->columns)
+            return mm_fail(
+                MEGAMOE_UNSUPPORTED_MODEL,
+                "FP8 weights of expert %u have a scale per %u columns; the cpu backend needs a multiple of 32", number,
+                m->block_columns);
+    }
+    return MEGAMOE_OK;
+}
+
 static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weights *weights, bool weights_on_device,
                                    const megamoe_layer_options *options, mm_backend_layer **out) {
     const megamoe_shape *shape = &weights->shape;
@@ -88,6 +102,8 @@ static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weigh
     (void)weights_on_device, (void)options;
     if (weights->shared && weights->shared->up.rows > extent.intermediate)
         extent.intermediate = weights->shared->up.rows;
+    for (uint32_t e = 0; e < weights->expert_count; e++) MM_TRY(check_blocks(&weights->experts[e], e));
+    if (weights->shared) MM_TRY(check_blocks(weights->shared, weights->expert_count));
     MM_TRY(mm_cpu_scratch_grow(state, &extent));
     layer = calloc(1, sizeof *layer);
     if (!layer) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a layer");
