@@ -184,6 +184,7 @@ int main(int argc, char **argv) {
         if (mm_cuda_enter(w.state) != MEGAMOE_OK) die("enter");
         w.own_scratch = w.state->scratch_blocks->base;
         prepare(&w);
+        if (getenv("ONCE")) return 0; /* under a profiler: every kernel has run */
         CUgraphExec experts = capture(&w, true), whole = capture(&w, false);
         for (int loaded = 0; loaded < 2; loaded++) {
             double e, e_min, l, l_min;

@@ -46,8 +46,7 @@ int main(int argc, char **argv) {
     batch.hidden_dtype = MEGAMOE_F32;
     batch.output = y;
     check(megamoe_layer_run(layer, &batch, NULL));
-    printf("layer %u on %s: norm %.6g\n", info.layer, megamoe_device_describe(device),
-           norm_of_bf16(y, hidden));
+    printf("layer %u on %s: norm %.6g\n", info.layer, megamoe_device_describe(device), norm_of_bf16(y, hidden));
 
     free(x);
     free(y);

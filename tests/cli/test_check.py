@@ -63,6 +63,17 @@ class Passes(Case):
         fx.save_input(self.path("x"), rows, token_ids=range(12))
         self.assertEqual(self.json("check", "t", "--layer", 0, "--input", "x")["tokens"], 12)
 
+    def test_reference_backend(self):
+        self.command("synth", "--shape", "tiny", "t")
+        report = self.json("check", "t", "--layer", 3, "--backend", "reference", "--tokens", 5)
+        self.assertEqual((report["backend"], report["pass"]), ("reference", True))
+
+    def test_the_serving_path_is_judged(self):
+        """`layer` is megamoe_layer_run, which this variable makes return zeros; the stages beside it stay right."""
+        self.command("synth", "--shape", "tiny", "t")
+        report = self.json("check", "t", "--layer", 3, status=1, env={"MEGA_MOE_STATIC": "1"})
+        self.assertEqual([s["stage"] for s in report["stages"] if not s["pass"]], ["layer"])
+
     def test_tables_fit_a_terminal(self):
         self.command("synth", "--shape", "tiny", "t")
         for arguments in (["check", "t"], ["check", "t", "--layer", "3", "--activations", "nvfp4"]):

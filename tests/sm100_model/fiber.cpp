@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#if !defined(__x86_64__)
+#if defined(__x86_64__) && !defined(SM100_MODEL_UCONTEXT)
+#    define FIBER_ASSEMBLY
+#else
 #    include <ucontext.h>
 #endif
 
@@ -33,7 +35,7 @@ void *fiber_stack(void *stacks, size_t index) {
     return static_cast<char *>(stacks) + index * (fiber_stack_bytes + guard_bytes) + guard_bytes;
 }
 
-#if defined(__x86_64__)
+#if defined(FIBER_ASSEMBLY)
 
 extern "C" void sm100_fiber_switch(void **from, void *to);
 extern "C" void sm100_fiber_start(void);

@@ -25,8 +25,7 @@ static inline uint16_t bf16_nearest(double exact) {
     memcpy(&bits, &value, sizeof bits);
     if (value != value) return 0x7FC0;
     /* float and double may round in two steps: step back where the first one made a tie */
-    if ((bits & 0xFFFF) == 0x8000 && (double)value != exact)
-        bits += (fabs(exact) > fabs((double)value)) ? 1u : ~0u;
+    if ((bits & 0xFFFF) == 0x8000 && (double)value != exact) bits += (fabs(exact) > fabs((double)value)) ? 1u : ~0u;
     return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 

@@ -89,8 +89,8 @@ static const char *dtype_name(megamoe_dtype dtype) {
     return "U8";
 }
 
-static void add(conversion *c, char *name, const char *dtype, uint32_t rank, const uint64_t *extent,
-                uint64_t element, source from) {
+static void add(conversion *c, char *name, const char *dtype, uint32_t rank, const uint64_t *extent, uint64_t element,
+                source from) {
     if (c->count == c->capacity) {
         c->capacity = c->capacity ? 2 * c->capacity : 256;
         c->tensors = realloc(c->tensors, c->capacity * sizeof *c->tensors);
@@ -122,8 +122,8 @@ static void add_matrix(conversion *c, const char *name, size_t stem, size_t inde
     int length = (int)stem;
     add(c, cli_format("%.*sweight", length, name), "U8", 2, (uint64_t[]){m->rows, m->columns / 2}, 1,
         (source){.part = CODES, .matrix = index});
-    add(c, cli_format("%.*sweight_scale", length, name), "F8_E4M3", 2, (uint64_t[]){m->rows, m->columns / 16},
-        1, (source){.part = SCALES, .matrix = index});
+    add(c, cli_format("%.*sweight_scale", length, name), "F8_E4M3", 2, (uint64_t[]){m->rows, m->columns / 16}, 1,
+        (source){.part = SCALES, .matrix = index});
     add(c, cli_format("%.*sweight_scale_2", length, name), "F32", 0, NULL, 4,
         (source){.part = GLOBAL, .matrix = index});
     c->matrices_converted++;
@@ -148,8 +148,7 @@ static int plan(conversion *c) {
         }
         m->weight = tensor;
         m->rows = (uint64_t)tensor.extent[0];
-        m->columns =
-            (uint64_t)tensor.extent[1] * (cli_matrix_is_mxfp4(m) && tensor.dtype != MEGAMOE_E2M1X2 ? 2 : 1);
+        m->columns = (uint64_t)tensor.extent[1] * (cli_matrix_is_mxfp4(m) && tensor.dtype != MEGAMOE_E2M1X2 ? 2 : 1);
         add_matrix(c, name, parsed.stem, parsed.matrix);
     }
     if (c->matrices_converted) return CLI_GOOD;
@@ -170,22 +169,20 @@ static int choose_globals(conversion *c) {
         if (!m->weight.data) continue;
         cli_matrix_measure(m);
         if (!isfinite(m->amax))
-            result = cli_fail(
-                "layer %u, expert %zu has a weight that is not a number or infinite, which NVFP4 cannot hold.",
-                c->layers[i / 3 / c->experts].layer, i / 3 % c->experts);
+            result =
+                cli_fail("layer %u, expert %zu has a weight that is not a number or infinite, which NVFP4 cannot hold.",
+                         c->layers[i / 3 / c->experts].layer, i / 3 % c->experts);
         cli_progress_update(&progress, i, count);
     }
     cli_progress_end(&progress);
-    for (size_t i = 0; i < count;
-         i += 3) { /* gate and up share one global scale, as engines that fuse them expect */
+    for (size_t i = 0; i < count; i += 3) { /* gate and up share one global scale, as engines that fuse them expect */
         cli_source_matrix *gate = &c->matrices[i], *up = gate + 1;
         if (!c->options->separate && gate->weight.data && up->weight.data) {
             gate->amax = up->amax = fmaxf(gate->amax, up->amax);
             gate->exponent = up->exponent = gate->exponent > up->exponent ? gate->exponent : up->exponent;
         }
         for (unsigned p = 0; p < 3; p++)
-            if (c->matrices[i + p].weight.data)
-                cli_matrix_choose_global(&c->matrices[i + p], c->options->scale);
+            if (c->matrices[i + p].weight.data) cli_matrix_choose_global(&c->matrices[i + p], c->options->scale);
     }
     return result;
 }
@@ -198,8 +195,7 @@ static bool fill(void *context, const cli_planned *tensor, uint64_t first, uint6
     cli_source_matrix *m = &c->matrices[from->matrix];
     switch (from->part) {
     case COPY:
-        memcpy(bytes, (const uint8_t *)from->tensor.data + first * tensor->row_bytes,
-               count * tensor->row_bytes);
+        memcpy(bytes, (const uint8_t *)from->tensor.data + first * tensor->row_bytes, count * tensor->row_bytes);
         break;
     case CODES: cli_matrix_quantize(m, c->options->scale, first, count, bytes, NULL); break;
     case SCALES: cli_matrix_quantize(m, c->options->scale, first, count, NULL, bytes); break;
@@ -213,8 +209,7 @@ static int copy_file(const cli_output_directory *directory, const char *folder, 
     FILE *in = fopen(path, "rb"), *out = in ? fopen(to, "wb") : NULL;
     static char chunk[1 << 16];
     bool good = in && out;
-    for (size_t got; good && (got = fread(chunk, 1, sizeof chunk, in)) > 0;)
-        good = fwrite(chunk, 1, got, out) == got;
+    for (size_t got; good && (got = fread(chunk, 1, sizeof chunk, in)) > 0;) good = fwrite(chunk, 1, got, out) == got;
     good = good && !ferror(in);
     if (in) fclose(in);
     if (out && fclose(out) != 0) good = false;
@@ -254,15 +249,12 @@ static int write_configs(const conversion *c, const cli_output_directory *direct
         json_decref(config);
         config = json_object();
     }
-    const json_t *block =
-        json_object_get(json_object_get(config, "quantization_config"), "weight_block_size");
-    cli_shape shape = {
-        .naming = strstr(c->layers[0].prefix, ".ffn") ? CLI_NATIVE : CLI_HF,
-        .shared_block = json_is_array(block) ? (uint32_t)json_integer_value(json_array_get(block, 0)) : 128};
-    json_t *quantization =
-        cli_quantization_config(&shape, CLI_FORMAT_MODELOPT, c->quantized_first, c->quantized_end);
-    json_t *beside =
-        cli_synth_quant_config(&shape, CLI_FORMAT_MODELOPT, c->quantized_first, c->quantized_end);
+    const json_t *block = json_object_get(json_object_get(config, "quantization_config"), "weight_block_size");
+    cli_shape shape = {.naming = strstr(c->layers[0].prefix, ".ffn") ? CLI_NATIVE : CLI_HF,
+                       .shared_block =
+                           json_is_array(block) ? (uint32_t)json_integer_value(json_array_get(block, 0)) : 128};
+    json_t *quantization = cli_quantization_config(&shape, CLI_FORMAT_MODELOPT, c->quantized_first, c->quantized_end);
+    json_t *beside = cli_synth_quant_config(&shape, CLI_FORMAT_MODELOPT, c->quantized_first, c->quantized_end);
     json_object_del(config, "expert_dtype");
     json_object_set_new(config, "quantization_config", quantization);
     char *text = json_dumps(config, JSON_INDENT(2)), *beside_text = json_dumps(beside, JSON_INDENT(2));
@@ -276,8 +268,7 @@ static int write_configs(const conversion *c, const cli_output_directory *direct
 }
 
 static int count_lost(conversion *c) {
-    for (size_t i = 0; i < (size_t)c->layer_count * c->experts * 3; i++)
-        c->blocks_lost += c->matrices[i].lost;
+    for (size_t i = 0; i < (size_t)c->layer_count * c->experts * 3; i++) c->blocks_lost += c->matrices[i].lost;
     if (!c->options->strict || !c->blocks_lost) return CLI_GOOD;
     return cli_fail(
         "%llu MXFP4 blocks lie more than 17 octaves below the largest of their projection and cannot become NVFP4 without "
@@ -331,11 +322,11 @@ static int run(const cli_options *options) {
     if (result == CLI_GOOD) result = write_output(&c);
     if (result == CLI_GOOD && options->json) {
         result = cli_print_json(json_pack("{s:s,s:I,s:I,s:f}", "path", options->words[1], "projections",
-                                          (json_int_t)c.matrices_converted, "blocks_lost",
-                                          (json_int_t)c.blocks_lost, "seconds", cli_seconds() - started));
+                                          (json_int_t)c.matrices_converted, "blocks_lost", (json_int_t)c.blocks_lost,
+                                          "seconds", cli_seconds() - started));
     } else if (result == CLI_GOOD) {
-        printf("%s: %llu projections in NVFP4 in %.1f s\n", options->words[1],
-               (unsigned long long)c.matrices_converted, cli_seconds() - started);
+        printf("%s: %llu projections in NVFP4 in %.1f s\n", options->words[1], (unsigned long long)c.matrices_converted,
+               cli_seconds() - started);
         if (c.blocks_lost)
             printf("%llu MXFP4 blocks were too small to be kept exactly and were rounded\n",
                    (unsigned long long)c.blocks_lost);
@@ -358,8 +349,7 @@ const cli_command cli_quantize = {
         "Writes ModelOpt's layout, which every NVFP4 engine loads; all other tensors and files are copied. MXFP4 is kept "
         "without loss where its exponents span at most 17 octaves; blocks beyond that are counted and rounded, or refused "
         "with --strict. Input scales are not invented: nvfp4 activations then take theirs from each token.",
-    .examples =
-        "  megamoe quantize model-bf16/ model-nvfp4\n  megamoe quantize model/ out --scale search --separate\n",
+    .examples = "  megamoe quantize model-bf16/ model-nvfp4\n  megamoe quantize model/ out --scale search --separate\n",
     .options = "scale separate strict",
     .words_min = 2,
     .words_max = 2,

@@ -20,7 +20,7 @@ void cli_matrix_measure(cli_source_matrix *m);
 void cli_matrix_choose_global(cli_source_matrix *m, unsigned scale_rule);
 /* Rows of codes [columns / 2] and scales [columns / 16]; either may be NULL. Counts what is lost if `scales`
  * is given. */
-void cli_matrix_quantize(cli_source_matrix *m, unsigned scale_rule, uint64_t row, uint64_t count,
-                         uint8_t *codes, uint8_t *scales);
+void cli_matrix_quantize(cli_source_matrix *m, unsigned scale_rule, uint64_t row, uint64_t count, uint8_t *codes,
+                         uint8_t *scales);
 
 #endif

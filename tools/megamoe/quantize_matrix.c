@@ -12,8 +12,7 @@
 enum { BLOCK = 16, MXFP4_BLOCK = 32 };
 
 bool cli_matrix_is_mxfp4(const cli_source_matrix *m) {
-    return m->weight.dtype == MEGAMOE_I8 || m->weight.dtype == MEGAMOE_U8 ||
-           m->weight.dtype == MEGAMOE_E2M1X2;
+    return m->weight.dtype == MEGAMOE_I8 || m->weight.dtype == MEGAMOE_U8 || m->weight.dtype == MEGAMOE_E2M1X2;
 }
 
 static const uint8_t *mxfp4_codes(const cli_source_matrix *m, uint64_t row, uint64_t block) {
@@ -61,8 +60,7 @@ static void read_block(const cli_source_matrix *m, uint64_t row, uint64_t column
 static float block_amax(const float *values) {
     float amax = 0;
     for (unsigned i = 0; i < BLOCK; i++)
-        if (fabsf(values[i]) > amax || isnan(values[i]))
-            amax = fabsf(values[i]); /* nothing is larger than NaN */
+        if (fabsf(values[i]) > amax || isnan(values[i])) amax = fabsf(values[i]); /* nothing is larger than NaN */
     return amax;
 }
 
@@ -126,8 +124,7 @@ static unsigned quantize_block(const float *values, float global, unsigned rule,
 }
 
 /* An MXFP4 block is kept, or, more than 17 octaves below the largest, rounded under the smallest scale. */
-static void convert_mxfp4(cli_source_matrix *m, uint64_t row, uint64_t block, uint8_t *codes,
-                          uint8_t *scales) {
+static void convert_mxfp4(cli_source_matrix *m, uint64_t row, uint64_t block, uint8_t *codes, uint8_t *scales) {
     const uint8_t *from = mxfp4_codes(m, row, block);
     int octave = mxfp4_exponent(m, row, block) - (m->exponent - 8);
     bool zero = all_zero(from), kept = zero || octave >= -9;

@@ -163,11 +163,9 @@ static int set_value(const char *word, cli_shape *shape) {
     uint32_t *const fields[] = {&shape->shape.hidden,       &shape->shape.intermediate,
                                 &shape->shape.expert_count, &shape->shape.experts_per_token,
                                 &shape->hash_layers,        &shape->layer_count};
-    static const char *const names[] = {"H",      "I",      "E",     "K",     "hash",
-                                        "layers", "shared", "limit", "scale", NULL};
+    static const char *const names[] = {"H", "I", "E", "K", "hash", "layers", "shared", "limit", "scale", NULL};
     unsigned which = 0;
-    while (names[which] && (strlen(names[which]) != length || strncmp(names[which], word, length) != 0))
-        which++;
+    while (names[which] && (strlen(names[which]) != length || strncmp(names[which], word, length) != 0)) which++;
     if (!names[which])
         return cli_fail(
             "a custom shape has no '%.*s'; it has H, I, E, K, and may have shared, hash, layers, limit, scale.",
@@ -188,23 +186,21 @@ static int set_value(const char *word, cli_shape *shape) {
 }
 
 static int parse_custom(const char *text, cli_shape *shape) {
-    *shape = (cli_shape){
-        .name = "custom",
-        .model_type = "deepseek_v4",
-        .architecture = "DeepseekV4ForCausalLM",
-        .naming = CLI_NATIVE,
-        .layer_count = 1,
-        .vocabulary = 1024,
-        .shared_block = 128,
-        .router_bias = true,
-        .shape = {.score = MEGAMOE_SQRTSOFTPLUS, .normalize_weights = true, .routed_scale = 1.0f}};
+    *shape = (cli_shape){.name = "custom",
+                         .model_type = "deepseek_v4",
+                         .architecture = "DeepseekV4ForCausalLM",
+                         .naming = CLI_NATIVE,
+                         .layer_count = 1,
+                         .vocabulary = 1024,
+                         .shared_block = 128,
+                         .router_bias = true,
+                         .shape = {.score = MEGAMOE_SQRTSOFTPLUS, .normalize_weights = true, .routed_scale = 1.0f}};
     for (const char *at = text; *at;) {
         size_t length = strcspn(at, ",");
         char *word = cli_format("%.*s", (int)length, at);
-        int result =
-            strchr(word, '=')
-                ? set_value(word, shape)
-                : cli_fail("a custom shape is H=..,I=..,E=..,K=.., and '%s' is not such a part.", word);
+        int result = strchr(word, '=')
+                         ? set_value(word, shape)
+                         : cli_fail("a custom shape is H=..,I=..,E=..,K=.., and '%s' is not such a part.", word);
         free(word);
         if (result != CLI_GOOD) return result;
         at += length + (at[length] == ',');
@@ -236,8 +232,7 @@ int cli_shape_parse(const char *text, cli_shape *shape) {
     if (strchr(text, '=')) return parse_custom(text, shape);
     const char *nearest = cli_nearest(text, names);
     if (nearest) return cli_fail("there is no shape '%s'; did you mean '%s'?", text, nearest);
-    return cli_fail(
-        "there is no shape '%s'; there are v4-pro, v4-flash, v4.1-flash, qwen3-30b-a3b, r1, kimi-k2, "
-        "gpt-oss-120b, tiny, or H=..,I=..,E=..,K=...",
-        text);
+    return cli_fail("there is no shape '%s'; there are v4-pro, v4-flash, v4.1-flash, qwen3-30b-a3b, r1, kimi-k2, "
+                    "gpt-oss-120b, tiny, or H=..,I=..,E=..,K=...",
+                    text);
 }

@@ -47,16 +47,15 @@ typedef struct plan {
 } plan;
 
 /* Adds a tensor whose rows are all axes but the last. Its values depend on the seed and its name. */
-static recipe *add(plan *p, filling fill, double value, const char *dtype, unsigned rank,
-                   const uint64_t *extent, char *name) {
+static recipe *add(plan *p, filling fill, double value, const char *dtype, unsigned rank, const uint64_t *extent,
+                   char *name) {
     if (p->count == p->capacity) {
         p->capacity = p->capacity ? 2 * p->capacity : 256;
         p->tensors = realloc(p->tensors, p->capacity * sizeof *p->tensors);
         p->recipes = realloc(p->recipes, p->capacity * sizeof *p->recipes);
         if (!p->tensors || !p->recipes) abort(); /* 200 bytes a tensor */
     }
-    cli_planned tensor = {
-        .name = name, .dtype = dtype, .rank = rank, .rows = 1, .row_bytes = 1, .tag = p->count};
+    cli_planned tensor = {.name = name, .dtype = dtype, .rank = rank, .rows = 1, .row_bytes = 1, .tag = p->count};
     for (unsigned axis = 0; axis < rank; axis++) {
         tensor.extent[axis] = extent[axis];
         *(axis + 1 == rank ? &tensor.row_bytes : &tensor.rows) *= extent[axis];
@@ -66,13 +65,12 @@ static recipe *add(plan *p, filling fill, double value, const char *dtype, unsig
                         : strcmp(dtype, "BF16") == 0 ? 2
                                                      : 1;
     p->tensors[p->count] = tensor;
-    p->recipes[p->count] =
-        (recipe){.fill = fill, .group = 16, .value = value, .key = random_key(p->seed, name)};
+    p->recipes[p->count] = (recipe){.fill = fill, .group = 16, .value = value, .key = random_key(p->seed, name)};
     return &p->recipes[p->count++];
 }
 
-static recipe *add_matrix(plan *p, filling fill, double value, const char *dtype, uint64_t rows,
-                          uint64_t columns, char *name) {
+static recipe *add_matrix(plan *p, filling fill, double value, const char *dtype, uint64_t rows, uint64_t columns,
+                          char *name) {
     return add(p, fill, value, dtype, 2, (uint64_t[]){rows, columns}, name);
 }
 
@@ -94,8 +92,8 @@ typedef struct projection {
 static void add_fp4(plan *p, const projection *w) {
     bool compressed = p->format == CLI_FORMAT_COMPRESSED_TENSORS;
     if (p->format == CLI_FORMAT_MXFP4) {
-        add_matrix(p, CODES, 0, "I8", w->rows, w->columns / 2, cli_format("%s.%s.weight", w->prefix, w->name))
-            ->group = 32;
+        add_matrix(p, CODES, 0, "I8", w->rows, w->columns / 2, cli_format("%s.%s.weight", w->prefix, w->name))->group =
+            32;
         add_matrix(p, SCALES, w->spread, "F8_E8M0", w->rows, w->columns / 32,
                    cli_format("%s.%s.scale", w->prefix, w->name))
             ->group = 32;
@@ -104,8 +102,7 @@ static void add_fp4(plan *p, const projection *w) {
     double global = (double)cli_weight_global(w->spread);
     add_matrix(p, CODES, 0, "U8", w->rows, w->columns / 2,
                cli_format("%s.%s.%s", w->prefix, w->name, compressed ? "weight_packed" : "weight"));
-    add_matrix(p, SCALES, 0, "F8_E4M3", w->rows, w->columns / 16,
-               cli_format("%s.%s.weight_scale", w->prefix, w->name));
+    add_matrix(p, SCALES, 0, "F8_E4M3", w->rows, w->columns / 16, cli_format("%s.%s.weight_scale", w->prefix, w->name));
     if (compressed) { /* the globals are the inverses */
         add_scalar(p, 1 / global, 1, cli_format("%s.%s.weight_global_scale", w->prefix, w->name));
         add_scalar(p, 1 / w->input_scale, 1, cli_format("%s.%s.input_global_scale", w->prefix, w->name));
@@ -118,13 +115,12 @@ static void add_fp4(plan *p, const projection *w) {
 static void add_fp8(plan *p, const projection *w) {
     uint64_t block = p->shape.shared_block;
     add_matrix(p, FP8, 0, "F8_E4M3", w->rows, w->columns, cli_format("%s.%s.weight", w->prefix, w->name));
-    add_matrix(p, FP8_SCALES, w->spread, "F8_E8M0", (w->rows + block - 1) / block,
-               (w->columns + block - 1) / block, cli_format("%s.%s.scale", w->prefix, w->name));
+    add_matrix(p, FP8_SCALES, w->spread, "F8_E8M0", (w->rows + block - 1) / block, (w->columns + block - 1) / block,
+               cli_format("%s.%s.scale", w->prefix, w->name));
 }
 
 static void add_bf16(plan *p, const projection *w) {
-    add_matrix(p, GAUSS_BF16, w->spread, "BF16", w->rows, w->columns,
-               cli_format("%s.%s.weight", w->prefix, w->name));
+    add_matrix(p, GAUSS_BF16, w->spread, "BF16", w->rows, w->columns, cli_format("%s.%s.weight", w->prefix, w->name));
 }
 
 /*
@@ -153,8 +149,7 @@ static void add_expert(plan *p, const char *prefix, void (*add_projection)(plan 
     }
 }
 
-static void add_stacked(plan *p, const char *prefix, const char *name, uint64_t rows, uint64_t columns,
-                        double spread) {
+static void add_stacked(plan *p, const char *prefix, const char *name, uint64_t rows, uint64_t columns, double spread) {
     uint64_t experts = p->expert_end - p->expert_first, before = p->expert_first * rows;
     recipe *codes = add(p, CODES, 0, "U8", 4, (uint64_t[]){experts, rows, columns / 32, 16},
                         cli_format("%s.%s_blocks", prefix, name));
@@ -164,8 +159,8 @@ static void add_stacked(plan *p, const char *prefix, const char *name, uint64_t 
                          cli_format("%s.%s_scales", prefix, name));
     scales->group = 32;
     scales->row_offset = before;
-    add(p, BIAS_BF16, 0.1, "BF16", 2, (uint64_t[]){experts, rows}, cli_format("%s.%s_bias", prefix, name))
-        ->row_offset = p->expert_first;
+    add(p, BIAS_BF16, 0.1, "BF16", 2, (uint64_t[]){experts, rows}, cli_format("%s.%s_bias", prefix, name))->row_offset =
+        p->expert_first;
 }
 
 static void add_gpt_oss_layer(plan *p, uint32_t layer) {
@@ -189,8 +184,7 @@ static void add_router(plan *p, const char *prefix, uint32_t layer) {
                    cli_format("%s.gate.tid2eid", prefix));
     else if (p->shape.router_bias)
         add(p, BIAS_F32, 0.25, "F32", 1, (uint64_t[]){s->expert_count},
-            cli_format("%s.gate.%s", prefix,
-                       p->shape.naming == CLI_NATIVE ? "bias" : "e_score_correction_bias"));
+            cli_format("%s.gate.%s", prefix, p->shape.naming == CLI_NATIVE ? "bias" : "e_score_correction_bias"));
 }
 
 static void add_layer(plan *p, uint32_t layer) {
@@ -204,8 +198,7 @@ static void add_layer(plan *p, uint32_t layer) {
     }
     if (p->shape.shared) {
         char *name = cli_format("%s.shared_experts", prefix);
-        bool fp8 = native && p->format != CLI_FORMAT_COMPRESSED_TENSORS,
-             fp4 = strcmp(p->shape.name, "r1") == 0;
+        bool fp8 = native && p->format != CLI_FORMAT_COMPRESSED_TENSORS, fp4 = strcmp(p->shape.name, "r1") == 0;
         add_expert(p, name, fp8 ? add_fp8 : fp4 ? add_fp4 : add_bf16);
         free(name);
     }
@@ -237,9 +230,7 @@ static void fill_value(const plan *p, const recipe *r, uint64_t position, uint8_
     int exponent;
     switch (r->fill) {
     case CONSTANT: wide = (float)r->value; break;
-    case BIAS_F32:
-        wide = (float)(8.0 + r->value * gauss);
-        break; /* near 8 with a small spread, as published */
+    case BIAS_F32: wide = (float)(8.0 + r->value * gauss); break; /* near 8 with a small spread, as published */
     case FP8: *(*at)++ = p->fp8[random_at(r->key, position) % FP8_POOL]; return;
     case FP8_SCALES:
         frexp(r->value / 64.0, &exponent);
@@ -255,8 +246,7 @@ static void fill_value(const plan *p, const recipe *r, uint64_t position, uint8_
     *at += sizeof wide;
 }
 
-static bool fill_rows(void *context, const cli_planned *tensor, uint64_t first, uint64_t count,
-                      uint8_t *bytes) {
+static bool fill_rows(void *context, const cli_planned *tensor, uint64_t first, uint64_t count, uint8_t *bytes) {
     const plan *p = context;
     const recipe *r = &p->recipes[tensor->tag];
     uint64_t row = first + r->row_offset;
@@ -284,8 +274,8 @@ static int choose_layers(const cli_options *options, plan *p) {
         p->layer_end = options->layers.first ? options->layers.end : shape->first_layer + options->layers.end;
     }
     if (p->layer_first < shape->first_layer || p->layer_end > end)
-        return cli_fail("%s has MoE layers %u to %u, and --layers asks for %u to %u.", shape->name,
-                        shape->first_layer, end - 1, p->layer_first, p->layer_end - 1);
+        return cli_fail("%s has MoE layers %u to %u, and --layers asks for %u to %u.", shape->name, shape->first_layer,
+                        end - 1, p->layer_first, p->layer_end - 1);
     return CLI_GOOD;
 }
 
@@ -293,8 +283,7 @@ static int choose_format(const cli_options *options, plan *p) {
     const cli_shape *shape = &p->shape;
     bool gpt_oss = shape->naming == CLI_GPT_OSS;
     p->format = options->format ? options->format : gpt_oss ? CLI_FORMAT_MXFP4 : CLI_FORMAT_MODELOPT;
-    if (gpt_oss && p->format != CLI_FORMAT_MXFP4)
-        return cli_fail("%s is published as mxfp4 only.", shape->name);
+    if (gpt_oss && p->format != CLI_FORMAT_MXFP4) return cli_fail("%s is published as mxfp4 only.", shape->name);
     if (shape->naming == CLI_HF && p->format == CLI_FORMAT_MXFP4)
         return cli_fail("%s is not published as mxfp4; choose modelopt or compressed-tensors.", shape->name);
     const megamoe_shape *s = &shape->shape;
@@ -304,8 +293,8 @@ static int choose_format(const cli_options *options, plan *p) {
     p->expert_first = options->experts.first;
     p->expert_end = options->experts.end ? options->experts.end : s->expert_count;
     if (p->expert_end > s->expert_count)
-        return cli_fail("%s has experts 0 to %u, and --experts asks for %u to %u.", shape->name,
-                        s->expert_count - 1, p->expert_first, p->expert_end - 1);
+        return cli_fail("%s has experts 0 to %u, and --experts asks for %u to %u.", shape->name, s->expert_count - 1,
+                        p->expert_first, p->expert_end - 1);
     return CLI_GOOD;
 }
 
@@ -351,8 +340,7 @@ static int write_checkpoint(plan *p, const cli_options *options, uint64_t shard_
     int result = cli_output_begin(options->words[0], &directory);
     if (result != CLI_GOOD) return result;
     result = check_space(directory.temporary, *total);
-    if (result == CLI_GOOD)
-        result = cli_write_shards(&directory, p->tensors, p->count, shard_bytes, fill_rows, p);
+    if (result == CLI_GOOD) result = cli_write_shards(&directory, p->tensors, p->count, shard_bytes, fill_rows, p);
     if (result == CLI_GOOD) result = write_config(p, options, &directory);
     if (result == CLI_GOOD) result = cli_output_commit(&directory);
     cli_output_discard(&directory);
@@ -363,13 +351,12 @@ static int report(const plan *p, const cli_options *options, uint64_t total, dou
     static const char *const formats[] = {"", "modelopt", "compressed-tensors", "mxfp4"};
     char text[16];
     if (options->json)
-        return cli_print_json(json_pack("{s:s,s:s,s:s,s:I,s:I,s:f}", "path", options->words[0], "shape",
-                                        p->shape.name, "format", formats[p->format], "tensors",
-                                        (json_int_t)p->count, "bytes", (json_int_t)total, "seconds",
-                                        seconds));
-    printf("%s: %s as %s, layers %u to %u, experts %u to %u of %u, %s in %.1f s\n", options->words[0],
-           p->shape.name, formats[p->format], p->layer_first, p->layer_end - 1, p->expert_first,
-           p->expert_end - 1, p->shape.shape.expert_count, cli_bytes_text((double)total, text), seconds);
+        return cli_print_json(json_pack("{s:s,s:s,s:s,s:I,s:I,s:f}", "path", options->words[0], "shape", p->shape.name,
+                                        "format", formats[p->format], "tensors", (json_int_t)p->count, "bytes",
+                                        (json_int_t)total, "seconds", seconds));
+    printf("%s: %s as %s, layers %u to %u, experts %u to %u of %u, %s in %.1f s\n", options->words[0], p->shape.name,
+           formats[p->format], p->layer_first, p->layer_end - 1, p->expert_first, p->expert_end - 1,
+           p->shape.shape.expert_count, cli_bytes_text((double)total, text), seconds);
     return cli_flush();
 }
 
@@ -384,8 +371,7 @@ static int run(const cli_options *options) {
     for (uint32_t layer = p.layer_first; layer < p.layer_end; layer++)
         p.shape.naming == CLI_GPT_OSS ? add_gpt_oss_layer(&p, layer) : add_layer(&p, layer);
     p.blocks = cli_blocks_new();
-    for (unsigned i = 0; i < FP8_POOL; i++)
-        p.fp8[i] = (uint8_t)e4m3_nearest(64.0 * random_gauss(random_at(p.seed, i)));
+    for (unsigned i = 0; i < FP8_POOL; i++) p.fp8[i] = (uint8_t)e4m3_nearest(64.0 * random_gauss(random_at(p.seed, i)));
     int result = write_checkpoint(&p, options, shard_bytes, &total);
     if (result == CLI_GOOD) result = report(&p, options, total, cli_seconds() - started);
     for (size_t i = 0; i < p.count; i++) free(p.tensors[i].name);

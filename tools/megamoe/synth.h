@@ -21,13 +21,11 @@ void cli_fill_scales(const cli_blocks *blocks, uint64_t key, unsigned group, dou
 float cli_weight_global(double sigma);
 
 /* config.json of a synthetic checkpoint, and hf_quant_config.json or NULL where the producer writes none. */
-json_t *cli_synth_config(const cli_shape *shape, unsigned format, const cli_options *options,
-                         uint32_t layer_first, uint32_t layer_end);
-json_t *cli_synth_quant_config(const cli_shape *shape, unsigned format, uint32_t layer_first,
-                               uint32_t layer_end);
+json_t *cli_synth_config(const cli_shape *shape, unsigned format, const cli_options *options, uint32_t layer_first,
+                         uint32_t layer_end);
+json_t *cli_synth_quant_config(const cli_shape *shape, unsigned format, uint32_t layer_first, uint32_t layer_end);
 
 /* The quantization_config of config.json alone. */
-json_t *cli_quantization_config(const cli_shape *shape, unsigned format, uint32_t layer_first,
-                                uint32_t layer_end);
+json_t *cli_quantization_config(const cli_shape *shape, unsigned format, uint32_t layer_first, uint32_t layer_end);
 
 #endif

@@ -104,7 +104,8 @@ typedef struct mm_cuda_gemm_args {
     float x_global;
     const float *weights;     /* [T, K] routing weights applied here, through row_pair, or NULL */
     const int32_t *row_pair;
-    uint32_t gated, quantized; /* quantized: h is written as fp32 [rows, y_pitch], to be staged; else staged BF16 */
+    uint32_t gated, biased;
+    uint32_t quantized;       /* h is written as fp32 [rows, y_pitch], to be staged; else staged BF16 */
     uint32_t plain_f32;       /* L2 kernels: y is fp32 rather than BF16 */
     void *y;
     mm_swiglu swiglu;

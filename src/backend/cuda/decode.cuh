@@ -249,16 +249,37 @@ MM_DEVICE void decode_produce(const mm_cuda_gemm_args &p, decode_shared &sh, con
     if (L1 && p.next_items) decode_next_prefetch(p, run.heavy, p.plan->count[p.list]);
 }
 
-/* The epilogue of one tile of an item for a lane's tokens row and row + 1. */
+/* What a service warp knows of an entry: read once, so that no item waits for memory. */
+struct decode_entry {
+    const mm_cuda_expert *expert;
+    mm_row_terms rows; /* of the lane's tokens row and row + 1 */
+    float gate_global, up_global; /* L2: up_global is down's */
+    int row, left;
+};
+
+template <bool L1> MM_DEVICE decode_entry decode_entry_read(const mm_cuda_gemm_args &p, int a, int group, int t, bool *active) {
+    const mm_cuda_entry entry = p.entries[a];
+    decode_entry d;
+    d.expert = p.experts + entry.expert;
+    d.row = entry.row + group * 8 + 2 * t, d.left = entry.count - group * 8 - 2 * t;
+    d.gate_global = L1 ? d.expert->gate.global : 0.0f;
+    d.up_global = L1 ? d.expert->up.global : d.expert->h_global * d.expert->down.global;
+    if (L1) d.rows = mm_row_terms_read(p, d.row, d.left);
+    *active = entry.count > group * 8;
+    return d;
+}
+
+/* The epilogue of one tile of an item. */
 template <bool L1>
-MM_DEVICE void decode_store(const mm_cuda_gemm_args &p, const mm_cuda_expert *e, int tile, const float4 &s, int row, int left,
-                            int g) {
+MM_DEVICE void decode_store(const mm_cuda_gemm_args &p, const decode_entry &d, int tile, const float4 &s, int g) {
     if (L1) {
-        const mm_l1_feature f = mm_l1_feature_read(p, e, tile * 8 + g);
-        mm_l1_store(p, f, MM_CODE_FACTOR, tile * 8, s.x, s.y, s.z, s.w, row, left, g);
+        mm_l1_feature f = {d.gate_global, d.up_global, 0.0f, 0.0f};
+        if (p.biased) f = mm_l1_feature_read(p, d.expert, tile * 8 + g);
+        mm_l1_store<false>(p, f, d.rows, MM_CODE_FACTOR, tile * 8, s.x, s.y, s.z, s.w, d.row, d.left, g);
     } else {
-        const mm_l2_feature f = mm_l2_feature_read(p, e, tile * 16 + g, 8);
-        mm_l2_store(p, f, MM_CODE_FACTOR, tile * 16 + g, 8, s.x, s.y, s.z, s.w, row, left);
+        mm_l2_feature f = {d.up_global, {0.0f, 0.0f}};
+        if (p.biased) f = mm_l2_feature_read(p, d.expert, tile * 16 + g, 8);
+        mm_l2_store<false>(p, f, MM_CODE_FACTOR, tile * 16 + g, 8, s.x, s.y, s.z, s.w, d.row, d.left);
     }
 }
 
@@ -285,24 +306,26 @@ MM_DEVICE void decode_serve(const mm_cuda_gemm_args &p, decode_shared &sh, const
     int done = 0;
     for (int i = run.first; i < run.last;) {
         const int a = i / run.items, end = min(run.last - a * run.items, run.items);
-        const mm_cuda_entry entry = p.entries[a];
-        const mm_cuda_expert *expert = p.experts + entry.expert;
-        const int row = entry.row + group * 8 + 2 * t, left = entry.count - group * 8 - 2 * t;
-        const bool active = entry.count > group * 8, full = L1 && PASSES == 2 && a >= run.heavy;
+        const bool full = L1 && PASSES == 2 && a >= run.heavy;
+        bool active;
+        const decode_entry entry = decode_entry_read<L1>(p, a, group, t, &active);
+#pragma unroll 1
         for (int pass = full ? PASSES - 1 : 0; pass < PASSES; pass++)
 #pragma unroll 1
-            for (int item = i - a * run.items; item < end; item++, done++)
+            for (int item = i - a * run.items; item < end; item++, done++) {
+                const bool add = PASSES == 2 && pass && active && !full, keep = PASSES == 2 && pass < PASSES - 1;
+                float4 *scratch = (float4 *)p.scratch + ((size_t)(a * run.items + item) * 4 + first_tile * 2 + group) * 32 + lane;
+                float4 next = make_float4(0.0f, 0.0f, 0.0f, 0.0f); /* the first pass's sums of the tile at hand */
+                if (add) next = *scratch;
 #pragma unroll 1
-                for (int tile = first_tile; tile <= last_tile; tile++) {
-                    float4 s = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                    float4 *scratch = (float4 *)p.scratch + (((size_t)(a * run.items + item) * 2 + tile) * 2 + group) * 32 + lane;
-                    if (PASSES == 2 && pass && active && !full) s = *scratch;
+                for (int tile = first_tile; tile <= last_tile; tile++, scratch += 64) {
+                    float4 s = next;
+                    if (add && tile < last_tile) next = scratch[64];
                     s = decode_partials_add(sh, tile, group, done, active, partials, s);
-                    if (PASSES == 2 && pass < PASSES - 1) {
-                        if (active) *scratch = s;
-                    } else if (active)
-                        decode_store<L1>(p, expert, item * 2 + tile, s, row, left, g);
+                    if (keep && active) *scratch = s;
+                    if (!keep && active) decode_store<L1>(p, entry, item * 2 + tile, s, g);
                 }
+            }
         i = a * run.items + end;
     }
 }

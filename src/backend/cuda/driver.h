@@ -26,7 +26,7 @@
     X(module_unload, cuModuleUnload)                                                                         \
     X(module_function, cuModuleGetFunction)                                                                  \
     X(context_wait, cuCtxSynchronize)                                                                        \
-    X(pointer_attribute, cuPointerGetAttribute)                                                              \
+    X(pointer_attributes, cuPointerGetAttributes)                                                            \
     X(function_get, cuFuncGetAttribute)                                                                      \
     X(function_set, cuFuncSetAttribute)                                                                      \
     X(launch, cuLaunchKernelEx)                                                                              \

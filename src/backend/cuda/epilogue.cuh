@@ -16,10 +16,42 @@ MM_DEVICE float mm_bias_read(const mm_cuda_matrix &m, uint32_t row) {
     return m.bias_f32 ? *(const float *)at : mm_bf16_to_f32(*(const uint16_t *)at);
 }
 
-/* MM_FP8 and MM_BF16 values enter the MMA as they are; E2M1 ones scaled by 2^-8. */
-MM_DEVICE float mm_format_factor(uint32_t format) { return format <= MM_MXFP4 ? MM_CODE_FACTOR : 1.0f; }
+/*
+ * 1 / (1 + exp(-x)) within 2 ulp, in a dozen instructions: epilogues are unrolled over every accumulator, and the library's
+ * expf and division made them longer than the instruction cache (docs/decisions, "GPU kernels").
+ */
+MM_DEVICE float mm_sigmoid_short(float x) {
+    const float log2_e = 1.4426950408889634f, y = fminf(fmaxf(x, -87.0f), 87.0f); /* beyond, it is 0 or 1 to fp32 */
+    const float t = -y * log2_e, rest = __fmaf_rn(-y, log2_e, -t) + -y * 1.925963033500e-8f; /* what t lost */
+    const float e = mm_ex2(t), d = 1.0f + __fmaf_rn(e * rest, 0.6931471805599453f, e), r = mm_rcp(d);
+    return __fmaf_rn(r, __fmaf_rn(-d, r, 1.0f), r);
+}
 
-/* What turns a lane's sums of one feature into h, read once per tile. */
+/* numerics/swiglu.h with the sigmoid above; NaN passes the clamps. RELU2: the layer may have no gate. */
+template <bool RELU2> MM_DEVICE float mm_activation(const mm_swiglu &f, float gate, float up) {
+    if (RELU2 && f.relu2) return mm_swiglu_apply(&f, gate, up);
+    gate = gate > f.limit ? f.limit : gate;
+    up = up > f.limit ? f.limit : up < -f.limit ? -f.limit : up;
+    return gate == gate ? gate * mm_sigmoid_short(f.alpha * gate) * (up + f.beta) : gate;
+}
+
+/* What belongs to a lane's tokens row and row + 1, of which `left` exist. */
+typedef struct mm_row_terms {
+    float global[2], weight[2];
+} mm_row_terms;
+
+MM_DEVICE mm_row_terms mm_row_terms_read(const mm_cuda_gemm_args &p, int row, int left) {
+    mm_row_terms r = {{p.x_global, p.x_global}, {1.0f, 1.0f}};
+#pragma unroll
+    for (int q = 0; q < 2; q++) {
+        if (q >= left) continue;
+        if (p.row_global) r.global[q] = p.row_global[row + q];
+        if (p.weights) r.weight[q] = p.weights[p.row_pair ? p.row_pair[row + q] : row + q];
+    }
+    return r;
+}
+
+/* What belongs to a lane's feature of L1. */
 typedef struct mm_l1_feature {
     float gate_global, up_global, gate_bias, up_bias;
 } mm_l1_feature;
@@ -27,7 +59,7 @@ typedef struct mm_l1_feature {
 MM_DEVICE mm_l1_feature mm_l1_feature_read(const mm_cuda_gemm_args &p, const mm_cuda_expert *e, int feature) {
     mm_l1_feature f = {0.0f, e->up.global, 0.0f, 0.0f};
     if (p.gated) f.gate_global = e->gate.global;
-    if (feature < (int)p.n) {
+    if (p.biased && feature < (int)p.n) {
         f.up_bias = mm_bias_read(e->up, feature);
         if (p.gated) f.gate_bias = mm_bias_read(e->gate, feature);
     }
@@ -35,23 +67,24 @@ MM_DEVICE mm_l1_feature mm_l1_feature_read(const mm_cuda_gemm_args &p, const mm_
 }
 
 /* One value of h from the raw sums of gate and up; `factor` undoes the conversion of the codes. */
-MM_DEVICE float mm_l1_value(const mm_cuda_gemm_args &p, const mm_l1_feature &f, float factor, float gate, float up, int row) {
-    const float global = p.row_global ? p.row_global[row] : p.x_global;
+template <bool RELU2>
+MM_DEVICE float mm_l1_value(const mm_cuda_gemm_args &p, const mm_l1_feature &f, float factor, float gate, float up, float global,
+                            float weight) {
     gate = gate * factor * (global * f.gate_global) + f.gate_bias;
     up = up * factor * (global * f.up_global) + f.up_bias;
-    const float h = mm_swiglu_apply(&p.swiglu, gate, up);
-    return p.weights ? h * p.weights[p.row_pair ? p.row_pair[row] : row] : h;
+    return mm_activation<RELU2>(p.swiglu, gate, up) * weight;
 }
 
 /*
  * h of feature + g for tokens row and row + 1, of which `left` exist. feature is a multiple of 8. Features i and i + 4
  * are neighbors when staged: lanes g and g ^ 4 exchange, so that each stores both for one token.
  */
-MM_DEVICE void mm_l1_store(const mm_cuda_gemm_args &p, const mm_l1_feature &f, float factor, int feature, float s0, float s1,
-                           float s2, float s3, int row, int left, int g) {
+template <bool RELU2>
+MM_DEVICE void mm_l1_store(const mm_cuda_gemm_args &p, const mm_l1_feature &f, const mm_row_terms &r, float factor, int feature,
+                           float s0, float s1, float s2, float s3, int row, int left, int g) {
+    const float h0 = mm_l1_value<RELU2>(p, f, factor, s0, s2, r.global[0], r.weight[0]);
+    const float h1 = mm_l1_value<RELU2>(p, f, factor, s1, s3, r.global[1], r.weight[1]);
     const bool exists = feature < (int)p.n;
-    const float h0 = exists && left > 0 ? mm_l1_value(p, f, factor, s0, s2, row) : 0.0f;
-    const float h1 = exists && left > 1 ? mm_l1_value(p, f, factor, s1, s3, row + 1) : 0.0f;
     if (p.quantized) {
         float *h = (float *)p.y + (size_t)row * p.y_pitch + feature + g;
         if (exists && left > 0) h[0] = h0;
@@ -72,27 +105,27 @@ typedef struct mm_l2_feature {
 
 MM_DEVICE mm_l2_feature mm_l2_feature_read(const mm_cuda_gemm_args &p, const mm_cuda_expert *e, int feature, int step) {
     mm_l2_feature f = {e->h_global * e->down.global, {0.0f, 0.0f}};
-    if (feature < (int)p.n) f.bias[0] = mm_bias_read(e->down, feature);
-    if (feature + step < (int)p.n) f.bias[1] = mm_bias_read(e->down, feature + step);
+    if (p.biased && feature < (int)p.n) f.bias[0] = mm_bias_read(e->down, feature);
+    if (p.biased && feature + step < (int)p.n) f.bias[1] = mm_bias_read(e->down, feature + step);
     return f;
 }
 
-/* Both rows for tokens row and row + 1. */
+/* Both rows for tokens row and row + 1. F32: y may be fp32, as args say. */
+template <bool F32>
 MM_DEVICE void mm_l2_store(const mm_cuda_gemm_args &p, const mm_l2_feature &f, float factor, int feature, int step, float s0,
                            float s1, float s2, float s3, int row, int left) {
     const float sums[2][2] = {{s0, s1}, {s2, s3}};
+    const size_t first = (size_t)row * p.y_pitch + feature;
 #pragma unroll
-    for (int q = 0; q < 2; q++) {
-        if (q >= left) continue;
-        const size_t at = (size_t)(row + q) * p.y_pitch + feature;
+    for (int q = 0; q < 2; q++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            if (feature + r * step >= (int)p.n) continue;
             const float value = sums[r][q] * factor * f.global + f.bias[r];
-            if (p.plain_f32) ((float *)p.y)[at + r * step] = value;
-            else ((uint16_t *)p.y)[at + r * step] = (uint16_t)mm_cvt_bf16x2(0.0f, value);
+            const size_t at = first + (q ? p.y_pitch : 0) + r * step;
+            if (q >= left || feature + r * step >= (int)p.n) continue;
+            if (F32 && p.plain_f32) ((float *)p.y)[at] = value;
+            else ((uint16_t *)p.y)[at] = (uint16_t)mm_cvt_bf16x2(0.0f, value);
         }
-    }
 }
 
 #endif

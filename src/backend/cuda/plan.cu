@@ -17,6 +17,12 @@ MM_DEVICE int plan_expert(const mm_cuda_plan_args &p, uint32_t pair, int32_t *id
     return *id >= 0 && *id < (int32_t)p.expert_total ? p.local_index[*id] : -1;
 }
 
+/* The same from memory, or (a small batch) from shared memory, where every thread has looked up its pairs at once. */
+MM_DEVICE int plan_local(const mm_cuda_plan_args &p, const int16_t *locals, uint32_t pair) {
+    int32_t id;
+    return locals ? locals[pair] : plan_expert(p, pair, &id);
+}
+
 struct plan_run {
     uint32_t first, last; /* pairs of this warp */
 };
@@ -53,14 +59,14 @@ MM_DEVICE void plan_account(const mm_cuda_plan_args &p, plan_run run, uint32_t *
 }
 
 /* counts: [warp_count, expert_count] in shared memory; becomes, per expert, the exclusive sums over warps. */
-MM_DEVICE void plan_count(const mm_cuda_plan_args &p, plan_run run, uint32_t *counts, uint32_t *totals) {
+MM_DEVICE void plan_count(const mm_cuda_plan_args &p, plan_run run, const int16_t *locals, uint32_t *counts,
+                          uint32_t *totals) {
     const uint32_t lane = threadIdx.x % 32;
     uint32_t *mine = counts + threadIdx.x / 32 * p.expert_count;
     for (uint32_t i = threadIdx.x; i < p.warp_count * p.expert_count; i += blockDim.x) counts[i] = 0;
     __syncthreads();
     for (uint32_t base = run.first; base < run.last; base += 32) {
-        int32_t id;
-        const int local = base + lane < run.last ? plan_expert(p, base + lane, &id) : -1;
+        const int local = base + lane < run.last ? plan_local(p, locals, base + lane) : -1;
         const uint32_t peers = __match_any_sync(~0u, local);
         if (local >= 0 && (peers & ((1u << lane) - 1)) == 0) mine[local] += __popc(peers);
         __syncwarp();
@@ -78,29 +84,25 @@ MM_DEVICE void plan_count(const mm_cuda_plan_args &p, plan_run run, uint32_t *co
     __syncthreads();
 }
 
-/* Exclusive sum over the block; *total grows by the block's sum. */
-MM_DEVICE uint32_t plan_block_scan(uint32_t value, uint32_t *total) {
-    __shared__ uint32_t warps[PLAN_THREADS / 32];
+/* Exclusive sum over the block, of several counts packed in one word; *total grows by the block's sum. */
+MM_DEVICE uint64_t plan_block_scan(uint64_t value, uint64_t *total) {
+    __shared__ uint64_t warps[PLAN_THREADS / 32];
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    uint32_t sum = value;
+    uint64_t sum = value;
     for (uint32_t i = 1; i < 32; i <<= 1) {
-        uint32_t other = __shfl_up_sync(~0u, sum, i);
+        uint64_t other = __shfl_up_sync(~0u, sum, i);
         if (lane >= i) sum += other;
     }
     if (lane == 31) warps[warp] = sum;
     __syncthreads();
-    if (warp == 0) {
-        uint32_t w = warps[lane];
-        for (uint32_t i = 1; i < 32; i <<= 1) {
-            uint32_t other = __shfl_up_sync(~0u, w, i);
-            if (lane >= i) w += other;
-        }
-        warps[lane] = w;
+    uint64_t before = 0, all = 0;
+    for (uint32_t i = 0; i < PLAN_THREADS / 32; i++) {
+        if (i == warp) before = all;
+        all += warps[i];
     }
     __syncthreads();
-    const uint32_t before = *total + (warp ? warps[warp - 1] : 0) + sum - value;
-    *total += warps[PLAN_THREADS / 32 - 1];
-    __syncthreads();
+    before += *total + sum - value;
+    *total += all;
     return before;
 }
 
@@ -120,34 +122,36 @@ MM_DEVICE void plan_entries_write(const mm_cuda_plan_args &p, int list, uint32_t
     }
 }
 
-/* One block of PLAN_THREADS: offsets and entries from totals [expert_count]. Heavy decode entries before light ones. */
-MM_DEVICE void plan_scan(const mm_cuda_plan_args &p, const uint32_t *totals) {
-    uint32_t rows_total = 0, list_totals[MM_CUDA_LIST_COUNT] = {0, 0, 0}, heavy_total = 0;
-    for (uint32_t base = 0; base < p.expert_count; base += PLAN_THREADS) { /* heavy entries alone, to know where light ones begin */
+/*
+ * One block of PLAN_THREADS: offsets and entries from totals [expert_count], which become the offsets too. Heavy decode
+ * entries stand before light ones. Counts are scanned packed: rows | heavy entries, then light | MID | WIDE entries.
+ */
+MM_DEVICE void plan_scan(const mm_cuda_plan_args &p, uint32_t *totals) {
+    uint64_t rows_heavy = 0, others = 0;
+    for (uint32_t base = 0; base < p.expert_count; base += PLAN_THREADS) {
         const uint32_t e = base + threadIdx.x, rows = e < p.expert_count ? totals[e] : 0;
         const bool heavy = plan_list(p, rows) == MM_CUDA_LIST_DECODE && rows > MM_CUDA_DECODE_LIGHT;
         const uint32_t count = heavy ? (rows + p.entry_rows[0] - 1) / p.entry_rows[0] : 0;
-        plan_block_scan(count, &heavy_total);
+        const uint64_t at = plan_block_scan((uint64_t)rows | (uint64_t)count << 32, &rows_heavy);
+        if (heavy) plan_entries_write(p, MM_CUDA_LIST_DECODE, (uint32_t)(at >> 32), count, e, (uint32_t)at, rows);
+        if (e < p.expert_count) p.offsets[e] = (int32_t)at;
     }
-    uint32_t heavy_at = 0;
-    list_totals[MM_CUDA_LIST_DECODE] = heavy_total;
+    const uint32_t heavy_total = (uint32_t)(rows_heavy >> 32), rows_total = (uint32_t)rows_heavy;
     for (uint32_t base = 0; base < p.expert_count; base += PLAN_THREADS) {
         const uint32_t e = base + threadIdx.x, rows = e < p.expert_count ? totals[e] : 0;
         const int list = plan_list(p, rows);
-        const uint32_t count = list < 0 ? 0 : (rows + p.entry_rows[list] - 1) / p.entry_rows[list];
-        const bool heavy = list == MM_CUDA_LIST_DECODE && rows > MM_CUDA_DECODE_LIGHT;
-        const uint32_t row = plan_block_scan(rows, &rows_total);
-        if (e < p.expert_count) p.offsets[e] = (int32_t)row;
-        uint32_t at = plan_block_scan(heavy ? count : 0, &heavy_at);
-        if (heavy) plan_entries_write(p, list, at, count, e, row, rows);
-        for (int l = 0; l < MM_CUDA_LIST_COUNT; l++) {
-            at = plan_block_scan(l == list && !heavy ? count : 0, &list_totals[l]);
-            if (l == list && !heavy) plan_entries_write(p, list, at, count, e, row, rows);
-        }
+        const bool other = list >= 0 && !(list == MM_CUDA_LIST_DECODE && rows > MM_CUDA_DECODE_LIGHT);
+        const uint32_t count = other ? (rows + p.entry_rows[list] - 1) / p.entry_rows[list] : 0;
+        const uint64_t at = plan_block_scan((uint64_t)count << (21 * (list < 0 ? 0 : list)), &others);
+        const uint32_t position = (uint32_t)(at >> (21 * (list < 0 ? 0 : list)) & 0x1FFFFF);
+        const uint32_t row = e < p.expert_count ? (uint32_t)p.offsets[e] : 0;
+        if (other) plan_entries_write(p, list, position + (list == MM_CUDA_LIST_DECODE ? heavy_total : 0), count, e, row, rows);
+        if (e < p.expert_count) totals[e] = row;
     }
     if (threadIdx.x == 0) {
         p.offsets[p.expert_count] = (int32_t)rows_total;
-        for (int l = 0; l < MM_CUDA_LIST_COUNT; l++) p.plan->count[l] = (int32_t)list_totals[l];
+        for (int l = 0; l < MM_CUDA_LIST_COUNT; l++) p.plan->count[l] = (int32_t)(others >> (21 * l) & 0x1FFFFF);
+        p.plan->count[MM_CUDA_LIST_DECODE] += (int32_t)heavy_total;
         p.plan->heavy = (int32_t)heavy_total;
         p.plan->rows = (int32_t)rows_total;
         p.counters->tokens += p.token_count;
@@ -155,17 +159,17 @@ MM_DEVICE void plan_scan(const mm_cuda_plan_args &p, const uint32_t *totals) {
     __syncthreads();
 }
 
-/* counts: this block's sums over warps before; before: [expert_count] rows of earlier blocks. */
-MM_DEVICE void plan_place(const mm_cuda_plan_args &p, plan_run run, uint32_t *counts, const uint32_t *before) {
+/* counts: this block's sums over warps before; before: [expert_count] where this block's rows of an expert begin. */
+MM_DEVICE void plan_place(const mm_cuda_plan_args &p, plan_run run, const int16_t *locals, uint32_t *counts,
+                          const uint32_t *before) {
     const uint32_t lane = threadIdx.x % 32;
     uint32_t *mine = counts + threadIdx.x / 32 * p.expert_count;
     for (uint32_t base = run.first; base < run.last; base += 32) {
-        int32_t id;
         const uint32_t pair = base + lane;
-        const int local = pair < run.last ? plan_expert(p, pair, &id) : -1;
+        const int local = pair < run.last ? plan_local(p, locals, pair) : -1;
         const uint32_t peers = __match_any_sync(~0u, local), ahead = peers & ((1u << lane) - 1);
         uint32_t row = 0;
-        if (local >= 0) row = p.offsets[local] + before[local] + mine[local] + __popc(ahead);
+        if (local >= 0) row = before[local] + mine[local] + __popc(ahead);
         __syncwarp();
         if (local >= 0 && !ahead) mine[local] += __popc(peers);
         __syncwarp();
@@ -174,51 +178,59 @@ MM_DEVICE void plan_place(const mm_cuda_plan_args &p, plan_run run, uint32_t *co
     }
 }
 
-/* Dynamic shared memory of all: counts [warp_count, expert_count], totals [expert_count], seen [E]. */
+/* Dynamic shared memory of all: counts [warp_count, expert_count], totals [expert_count], seen [E], locals [pairs]. */
 extern __shared__ uint32_t plan_shared[];
 
-/* Two blocks: the first sorts, the second keeps the layer's counters. */
+/* Two blocks: the first sorts, the second keeps the layer's counters, which nobody waits for. */
 extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_whole(const __grid_constant__ mm_cuda_plan_args p) {
     uint32_t *counts = plan_shared, *totals = counts + p.warp_count * p.expert_count, *seen = totals + p.expert_count;
+    int16_t *locals = (int16_t *)(seen + p.expert_total);
     mm_grid_wait();
     const plan_run run = plan_warp_run(p, 0);
-    if (blockIdx.x == 1) { /* beside the plan, which everybody waits for */
+    if (blockIdx.x == 1) {
         plan_account(p, run, seen);
         return;
     }
-    plan_count(p, run, counts, totals);
+    for (uint32_t pair = threadIdx.x; pair < p.token_count * p.slots_per_token; pair += PLAN_THREADS) {
+        int32_t id;
+        locals[pair] = (int16_t)plan_expert(p, pair, &id);
+    }
+    plan_count(p, run, locals, counts, totals); /* synchronizes before it reads locals */
     plan_scan(p, totals);
-    for (uint32_t e = threadIdx.x; e < p.expert_count; e += blockDim.x) totals[e] = 0; /* no block is before this one */
-    __syncthreads();
-    plan_place(p, run, counts, totals);
+    plan_place(p, run, locals, counts, totals);
 }
 
 extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_count(const __grid_constant__ mm_cuda_plan_args p) {
     uint32_t *counts = plan_shared, *totals = counts + p.warp_count * p.expert_count, *seen = totals + p.expert_count;
     mm_grid_wait();
     const plan_run run = plan_warp_run(p, blockIdx.x);
-    plan_count(p, run, counts, totals);
+    plan_count(p, run, NULL, counts, totals);
     for (uint32_t e = threadIdx.x; e < p.expert_count; e += blockDim.x)
         p.block_counts[blockIdx.x * p.expert_count + e] = totals[e];
     plan_account(p, run, seen);
 }
 
-/* One block. block_counts become sums over the blocks before. */
+/* One block. block_counts become where each block's rows of an expert begin. */
 extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_scan(const __grid_constant__ mm_cuda_plan_args p) {
     uint32_t *totals = plan_shared;
     mm_grid_wait();
     for (uint32_t e = threadIdx.x; e < p.expert_count; e += blockDim.x) {
         uint32_t sum = 0;
 #pragma unroll 8
-        for (uint32_t b = 0; b < p.block_count; b++) {
-            uint32_t c = p.block_counts[b * p.expert_count + e];
-            p.block_counts[b * p.expert_count + e] = sum;
-            sum += c;
-        }
+        for (uint32_t b = 0; b < p.block_count; b++) sum += p.block_counts[b * p.expert_count + e];
         totals[e] = sum;
     }
     __syncthreads();
     plan_scan(p, totals);
+    for (uint32_t e = threadIdx.x; e < p.expert_count; e += blockDim.x) {
+        uint32_t row = totals[e];
+#pragma unroll 8
+        for (uint32_t b = 0; b < p.block_count; b++) {
+            uint32_t c = p.block_counts[b * p.expert_count + e];
+            p.block_counts[b * p.expert_count + e] = row;
+            row += c;
+        }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_place(const __grid_constant__ mm_cuda_plan_args p) {
@@ -226,6 +238,6 @@ extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_place(cons
     mm_grid_wait();
     mm_launch_dependents();
     const plan_run run = plan_warp_run(p, blockIdx.x);
-    plan_count(p, run, counts, totals);
-    plan_place(p, run, counts, p.block_counts + blockIdx.x * p.expert_count);
+    plan_count(p, run, NULL, counts, totals);
+    plan_place(p, run, NULL, counts, p.block_counts + blockIdx.x * p.expert_count);
 }

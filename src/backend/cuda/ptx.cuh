@@ -32,6 +32,18 @@ MM_DEVICE uint32_t mm_cvt_bf16x2(float hi, float lo) {
     return d;
 }
 
+/* 9.7.3.21 ex2 and 9.7.3.14 rcp, approximate: within 2 and 1 ulp */
+MM_DEVICE float mm_ex2(float a) {
+    float d;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a));
+    return d;
+}
+MM_DEVICE float mm_rcp(float a) {
+    float d;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a));
+    return d;
+}
+
 /* 9.7.15.5.8 mma.m16n8k16, BF16 operands, fp32 accumulators */
 MM_DEVICE void mm_mma_m16n8k16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                uint32_t b1) {

@@ -139,6 +139,7 @@ static megamoe_status run_plan(run *r, const int32_t *ids) {
     plan_limits(r, &args);
     if (small) {
         how.grid[0] = 2; /* the second only counts */
+        how.shared_bytes += 2 * r->pair_count;
         return launch(r, MM_PLAN_WHOLE, how, arguments);
     }
     MM_TRY(launch(r, MM_PLAN_COUNT, how, arguments));
@@ -239,12 +240,13 @@ static megamoe_status run_experts(run *r, const float *weights) {
                             .x = r->s.x, .x_pitch = r->layer->h_pitch, .x_global = 1.0f,
                             .row_global = r->nvfp4 ? r->s.row_global : NULL,
                             .weights = w->routing_weight_before ? weights : NULL, .row_pair = r->s.row_pair,
-                            .gated = !shape->not_gated, .quantized = r->nvfp4, .y = r->nvfp4 ? (void *)r->s.h32 : (void *)r->s.h,
+                            .gated = !shape->not_gated, .biased = w->experts[0].up.bias != NULL,
+                            .quantized = r->nvfp4, .y = r->nvfp4 ? (void *)r->s.h32 : (void *)r->s.h,
                             .y_pitch = r->nvfp4 ? shape->intermediate : r->layer->i_pitch, .swiglu = w->swiglu,
                             .scale_row_bytes = r->layer->scale_row_bytes[0]};
     mm_cuda_gemm_args l2 = {.experts = r->layer->experts, .plan = r->s.plan, .k = shape->intermediate, .n = shape->hidden,
                             .x = r->s.h, .x_pitch = r->layer->i_pitch, .y = r->s.p, .y_pitch = shape->hidden,
-                            .scale_row_bytes = r->layer->scale_row_bytes[1]};
+                            .biased = w->experts[0].down.bias != NULL, .scale_row_bytes = r->layer->scale_row_bytes[1]};
     MM_TRY(run_gemm(r, 0, &l1));
     if (r->nvfp4) {
         mm_cuda_stage_args args = {.source = r->s.h32, .source_f32 = 1, .plan = r->s.plan, .slots_per_token = 1,
@@ -272,6 +274,7 @@ static megamoe_status run_shared(run *r, const megamoe_batch *batch) {
     mm_cuda_gemm_args l1 = {.experts = r->layer->shared, .row_count = r->token_count, .k = w->shape.hidden, .n = i,
                             .x = r->s.token_x, .x_pitch = r->layer->h_pitch, .x_global = 1.0f,
                             .row_global = quantize ? r->s.row_global : NULL, .gated = w->shared->gate.codes != NULL,
+                            .biased = w->shared->up.bias != NULL,
                             .quantized = quantize, .y = quantize ? (void *)r->s.shared_h32 : (void *)r->s.shared_h,
                             .y_pitch = quantize ? i : r->layer->shared_pitch, .swiglu = w->shared_swiglu};
     MM_TRY(run_tile(r, r->layer->shared_tile[0], l1));
@@ -284,7 +287,7 @@ static megamoe_status run_shared(run *r, const megamoe_batch *batch) {
     }
     mm_cuda_gemm_args l2 = {.experts = r->layer->shared, .row_count = r->token_count, .k = i, .n = w->shape.hidden,
                             .x = r->s.shared_h, .x_pitch = r->layer->shared_pitch, .y = r->s.shared_out,
-                            .y_pitch = w->shape.hidden, .plain_f32 = 1};
+                            .y_pitch = w->shape.hidden, .plain_f32 = 1, .biased = w->shared->down.bias != NULL};
     return run_tile(r, r->layer->shared_tile[1], l2);
 }
 

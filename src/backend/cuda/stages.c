@@ -25,9 +25,10 @@ static megamoe_status to_device(const mm_backend_state *state, CUstream stream, 
 
 /* Plain host memory, of which the driver knows nothing. Pinned and managed memory count as the device's. */
 static bool is_host(const mm_backend_state *state, const void *p) {
+    CUpointer_attribute which = CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
     unsigned type = 0;
-    return p && state->driver->pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)(uintptr_t)p) !=
-                    CUDA_SUCCESS;
+    void *into = &type;
+    return p && (state->driver->pointer_attributes(1, &which, &into, (CUdeviceptr)(uintptr_t)p) != CUDA_SUCCESS || type == 0);
 }
 
 /* A batch in host memory: copied in, run, and copied out. Waits, unlike one in device memory. */

@@ -199,8 +199,11 @@ MM_DEVICE void tile_store(const mm_cuda_gemm_args &p, const mm_cuda_expert *e, c
         for (int n = 0; n < 4; n++) {
             const int token = token0 + n * 8 + 2 * t, row = work.entry.row + token, left = work.entry.count - token;
             const float *s = sum[m][n];
-            if (L1) mm_l1_store(p, f1, factor, feature - g, s[0], s[1], s[2], s[3], row, left, g);
-            else mm_l2_store(p, f2, factor, feature, 8, s[0], s[1], s[2], s[3], row, left);
+            if (L1) {
+                const mm_row_terms r = mm_row_terms_read(p, row, left);
+                mm_l1_store<true>(p, f1, r, factor, feature - g, s[0], s[1], s[2], s[3], row, left, g);
+            } else
+                mm_l2_store<true>(p, f2, factor, feature, 8, s[0], s[1], s[2], s[3], row, left);
         }
     }
 }

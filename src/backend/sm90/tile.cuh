@@ -96,19 +96,24 @@ template <bool L1, int N>
 MM_DEVICE void tile_store(const mm_cuda_gemm_args &p, const tile_work &work, const float (&sum)[TILE_SUBTILES][N / 2],
                           int lane_row, int g, int t) {
     const mm_cuda_expert *e = p.experts + work.expert;
+    const int feature = work.block * (L1 ? TILE_HALF : TILE_ROWS) + lane_row; /* of sub-tile 0 */
+    mm_l1_feature f1[TILE_SUBTILES];
+    mm_l2_feature f2[TILE_SUBTILES];
 #pragma unroll
     for (int m = 0; m < TILE_SUBTILES; m++) {
-        const int feature = work.block * (L1 ? TILE_HALF : TILE_ROWS) + lane_row + m * 32;
-        mm_l1_feature f1;
-        mm_l2_feature f2;
-        if (L1) f1 = mm_l1_feature_read(p, e, feature);
-        else f2 = mm_l2_feature_read(p, e, feature, TILE_HALF);
+        if (L1) f1[m] = mm_l1_feature_read(p, e, feature + m * 32);
+        else f2[m] = mm_l2_feature_read(p, e, feature + m * 32, TILE_HALF);
+    }
 #pragma unroll
-        for (int j = 0; j < N / 8; j++) {
-            const int row = work.row + 8 * j + 2 * t, left = work.count - 8 * j - 2 * t;
+    for (int j = 0; j < N / 8; j++) {
+        const int row = work.row + 8 * j + 2 * t, left = work.count - 8 * j - 2 * t;
+        mm_row_terms r;
+        if (L1) r = mm_row_terms_read(p, row, left);
+#pragma unroll
+        for (int m = 0; m < TILE_SUBTILES; m++) {
             const float s0 = sum[m][4 * j], s1 = sum[m][4 * j + 1], s2 = sum[m][4 * j + 2], s3 = sum[m][4 * j + 3];
-            if (L1) mm_l1_store(p, f1, MM_CODE_FACTOR, feature - g, s0, s1, s2, s3, row, left, g);
-            else mm_l2_store(p, f2, MM_CODE_FACTOR, feature, TILE_HALF, s0, s1, s2, s3, row, left);
+            if (L1) mm_l1_store<false>(p, f1[m], r, MM_CODE_FACTOR, feature - g + m * 32, s0, s1, s2, s3, row, left, g);
+            else mm_l2_store<false>(p, f2[m], MM_CODE_FACTOR, feature + m * 32, TILE_HALF, s0, s1, s2, s3, row, left);
         }
     }
 }
