@@ -35,6 +35,10 @@ MM_TEMPLATE void unpack_fp4(const mm_gemm *g, uint32_t n, uint32_t begin, uint32
     size_t at = 0, bytes = (end - begin) / 2;
     /* the next segment is fetched meanwhile, or the first one of the next call's rows */
     const uint8_t *ahead = end < m->columns ? codes + bytes : m->codes + (n + MM_ROWS_MAX) * m->row_bytes;
+    const uint8_t *scales_ahead =
+        end < m->columns ? scales + ((end - begin) >> group_shift) : m->scales + (n + MM_ROWS_MAX) * m->scale_row_bytes;
+    for (size_t line = 0; line < (end - begin) >> group_shift; line += 64)
+        _mm_prefetch((const char *)scales_ahead + line, _MM_HINT_T1);
     for (; at + 64 <= bytes; at += 64) {
         _mm_prefetch((const char *)ahead + at, _MM_HINT_T1);
         MM_UNROLL for (unsigned c = 0; c < 8; c++) {
