@@ -48,9 +48,8 @@ static inline float tile_reduce(tile_sum sum) {
 /* 16 codes, a byte each in order of k, to the upper bytes of FP16 values, and those times the scale to fp32.
  */
 static inline void decode_group(__m128i codes, float scale, __m256 *w0, __m256 *w1) {
-    const __m128i upper =
-        _mm_setr_epi8(0, 0x38, 0x3C, 0x3E, 0x40, 0x42, 0x44, 0x46, (char)0x80, (char)0xB8, (char)0xBC,
-                      (char)0xBE, (char)0xC0, (char)0xC2, (char)0xC4, (char)0xC6);
+    const __m128i upper = _mm_setr_epi8(0, 0x38, 0x3C, 0x3E, 0x40, 0x42, 0x44, 0x46, (char)0x80, (char)0xB8, (char)0xBC,
+                                        (char)0xBE, (char)0xC0, (char)0xC2, (char)0xC4, (char)0xC6);
     __m128i bytes = _mm_shuffle_epi8(upper, codes), zero = _mm_setzero_si128();
     __m256 s = _mm256_set1_ps(scale);
     *w0 = _mm256_mul_ps(_mm256_cvtph_ps(_mm_unpacklo_epi8(zero, bytes)), s);
@@ -66,8 +65,8 @@ static inline void split_nibbles(__m128i packed, __m128i *first, __m128i *second
 }
 
 /* Four vectors of eight weights, columns k .. k + 31 of `columns`; a last group of 16 fills two. */
-MM_TEMPLATE void decode_columns(const mm_gemm *g, const uint8_t *codes, const uint8_t *scales, size_t k,
-                                size_t columns, const unsigned group_shift, __m256 *w) {
+MM_TEMPLATE void decode_columns(const mm_gemm *g, const uint8_t *codes, const uint8_t *scales, size_t k, size_t columns,
+                                const unsigned group_shift, __m256 *w) {
     const float *table = g->table->scales;
     __m128i packed, first, second;
     if (k + 32 <= columns)
