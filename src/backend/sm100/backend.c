@@ -218,14 +218,6 @@ static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weigh
 
 /* ---- run ---- */
 
-/* Plain host memory, of which the driver knows nothing. */
-static bool is_host(const struct sm100_layer *l, const void *p) {
-    unsigned type = 0;
-    const mm_driver *driver = l->device->portable->driver;
-    return driver->pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)(uintptr_t)p) !=
-           CUDA_SUCCESS;
-}
-
 /* What the portable part of the run (router, shared expert) left in its scratch, as the kernels here take it.
  */
 static struct mm_mega_moe_batch batch_of(const struct sm100_layer *l, const megamoe_batch *batch, bool host) {
@@ -253,7 +245,7 @@ static megamoe_status run_stages(struct sm100_layer *l, const megamoe_stages *st
 
 static megamoe_status run_here(struct sm100_layer *l, const megamoe_batch *batch,
                                const megamoe_stages *stages, uint32_t *written, void *stream) {
-    bool host = is_host(l, batch->hidden);
+    bool host = mm_cuda_is_host(l->device->portable, batch->hidden);
     uint32_t theirs = 0, ours = 0;
     if (host) stream = l->device->portable->stream;
     MM_TRY(mm_backend_cuda_portable.run(l->portable, batch, NULL, stages, &theirs, stream));
