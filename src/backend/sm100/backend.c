@@ -58,11 +58,10 @@ static megamoe_status probe(uint32_t ordinal) {
         result = driver->device_attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
     MM_TRY(mm_driver_status(driver, result, "reading a GPU attribute"));
     if (major == 10 && (minor == 0 || minor == 3)) return MEGAMOE_OK;
-    return mm_fail(
-        MEGAMOE_UNSUPPORTED_DEVICE,
-        "backend sm100 needs compute capability 10.0 or 10.3 (image sm_100f); GPU %u has %d.%d: use "
-        "--backend cuda",
-        ordinal, major, minor);
+    return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE,
+                   "backend sm100 needs compute capability 10.0 or 10.3 (image sm_100f); GPU %u has %d.%d: use "
+                   "--backend cuda",
+                   ordinal, major, minor);
 }
 
 /* Once per process and GPU: the kernels do not change, and neither does the answer. */
@@ -125,9 +124,9 @@ static megamoe_status open_device(const megamoe_device_options *options, mm_back
 static void describe(const mm_backend_state *state, mm_device_facts *facts) {
     const struct sm100_device *d = device_of(state);
     mm_backend_cuda_portable.describe(d->portable, facts);
-    snprintf(facts->description, sizeof facts->description, "sm100%s (GPU %u: %.72s, %u multiprocessors)",
-             d->trusted ? "" : ", not trusted: portable kernels", d->portable->gpu.ordinal,
-             d->portable->gpu.name, d->portable->sm_count);
+    snprintf(facts->description, sizeof facts->description, "sm100%s (GPU %u: %.40s, %u multiprocessors)",
+             d->trusted ? "" : ", not trusted: portable kernels", d->portable->gpu.ordinal, d->portable->gpu.name,
+             d->portable->sm_count);
     facts->device_bytes += d->gpu.bytes;
 }
 
@@ -151,8 +150,7 @@ static void layer_close(mm_backend_layer *layer) {
 }
 
 static bool runs_here(const struct sm100_device *d, const mm_layer_weights *w, bool on_device) {
-    bool fp4 =
-        w->expert_count > 0 && (w->experts[0].up.format == MM_NVFP4 || w->experts[0].up.format == MM_MXFP4);
+    bool fp4 = w->expert_count > 0 && (w->experts[0].up.format == MM_NVFP4 || w->experts[0].up.format == MM_MXFP4);
     return d->trusted && fp4 && !on_device && w->activations == MEGAMOE_ACTIVATIONS_NVFP4;
 }
 
@@ -179,8 +177,7 @@ static megamoe_status open_moe(struct sm100_layer *l) {
     struct mm_mega_moe_weights weights;
     struct mm_mega_moe_loss loss;
     MM_TRY(mm_transform_nvfp4_weights_for_mega_moe(machine, w->experts, w->expert_count,
-                                                   w->intermediate_mode == MEGAMOE_GLOBAL_STATIC, &weights,
-                                                   &loss));
+                                                   w->intermediate_mode == MEGAMOE_GLOBAL_STATIC, &weights, &loss));
     megamoe_status status = mm_mega_moe_open(machine, &shape, &weights, w->local_index, &l->moe);
     if (status != MEGAMOE_OK) mm_mega_moe_weights_free(machine, &weights);
     return status;
@@ -207,8 +204,8 @@ static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weigh
     megamoe_status status = MEGAMOE_OK;
     if (runs_here(l->device, weights, on_device)) status = keep_others(l);
     if (status == MEGAMOE_OK)
-        status = mm_backend_cuda_portable.layer_create(l->device->portable, &l->others, on_device, options,
-                                                       &l->portable);
+        status =
+            mm_backend_cuda_portable.layer_create(l->device->portable, &l->others, on_device, options, &l->portable);
     if (status == MEGAMOE_OK)
         *layer = (mm_backend_layer *)(uintptr_t)l;
     else
@@ -221,8 +218,7 @@ static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weigh
 /* What the portable part of the run (router, shared expert) left in its scratch, as the kernels here take it.
  */
 static struct mm_mega_moe_batch batch_of(const struct sm100_layer *l, const megamoe_batch *batch, bool host) {
-    struct mm_mega_moe_batch b = {.token_count = batch->token_count,
-                                  .hidden_f32 = batch->hidden_dtype == MEGAMOE_F32};
+    struct mm_mega_moe_batch b = {.token_count = batch->token_count, .hidden_f32 = batch->hidden_dtype == MEGAMOE_F32};
     mm_scratch s;
     mm_cuda_scratch(l->portable, &s);
     b.hidden = host ? (const void *)s.hidden : batch->hidden;
@@ -233,8 +229,8 @@ static struct mm_mega_moe_batch batch_of(const struct sm100_layer *l, const mega
     return b;
 }
 
-static megamoe_status run_stages(struct sm100_layer *l, const megamoe_stages *stages,
-                                 struct mm_mega_moe_batch *b, uint32_t *written, void *stream) {
+static megamoe_status run_stages(struct sm100_layer *l, const megamoe_stages *stages, struct mm_mega_moe_batch *b,
+                                 uint32_t *written, void *stream) {
     megamoe_status status = mm_sm100_stages_open(l->moe, b);
     if (status == MEGAMOE_OK) status = mm_nvfp4_mega_moe_full(l->moe, b, stream);
     if (status == MEGAMOE_OK) status = mm_mega_moe_check(l->moe);
@@ -243,8 +239,8 @@ static megamoe_status run_stages(struct sm100_layer *l, const megamoe_stages *st
     return status;
 }
 
-static megamoe_status run_here(struct sm100_layer *l, const megamoe_batch *batch,
-                               const megamoe_stages *stages, uint32_t *written, void *stream) {
+static megamoe_status run_here(struct sm100_layer *l, const megamoe_batch *batch, const megamoe_stages *stages,
+                               uint32_t *written, void *stream) {
     bool host = mm_cuda_is_host(l->device->portable, batch->hidden);
     uint32_t theirs = 0, ours = 0;
     if (host) stream = l->device->portable->stream;
@@ -257,8 +253,7 @@ static megamoe_status run_here(struct sm100_layer *l, const megamoe_batch *batch
     if (host)
         MM_TRY(l->device->machine.copy_out(l->device->machine.context, batch->output, b.output,
                                            (size_t)batch->token_count * l->weights->shape.hidden * 2));
-    if (written)
-        *written = ours | (theirs & (MM_STAGE_IDS | MM_STAGE_WEIGHTS | MM_STAGE_LOGITS | MM_STAGE_SHARED));
+    if (written) *written = ours | (theirs & (MM_STAGE_IDS | MM_STAGE_WEIGHTS | MM_STAGE_LOGITS | MM_STAGE_SHARED));
     return MEGAMOE_OK;
 }
 
@@ -272,8 +267,7 @@ static megamoe_status run(mm_backend_layer *layer, const megamoe_batch *batch, c
 
 static megamoe_status route(mm_backend_layer *layer, const megamoe_batch *batch, int32_t *expert_ids,
                             float *expert_weights, void *stream) {
-    return mm_backend_cuda_portable.route(layer_of(layer)->portable, batch, expert_ids, expert_weights,
-                                          stream);
+    return mm_backend_cuda_portable.route(layer_of(layer)->portable, batch, expert_ids, expert_weights, stream);
 }
 
 static megamoe_status counters(mm_backend_layer *layer, megamoe_counters *out, uint64_t *tokens_per_expert) {
