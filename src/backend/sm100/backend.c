@@ -4,6 +4,7 @@
  * kernels of this folder have passed their self-check on this very GPU, the routed experts run here, and
  * otherwise there.
  */
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,8 @@ struct sm100_device {
     struct sm100_machine machine;
     uint32_t max_tokens, sm_budget;
     bool trusted; /* the self-check passed */
+    megamoe_log log;
+    void *log_context;
 };
 
 struct sm100_layer {
@@ -83,18 +86,23 @@ static megamoe_status self_check(struct sm100_device *d) {
     return mm_fail(known[ordinal].status, "%s", known[ordinal].sentence);
 }
 
-/* An explicit wish for sm100 that cannot be fulfilled is an error; otherwise the portable path, and a
- * warning. */
-static megamoe_status decide_trust(struct sm100_device *d, const megamoe_device_options *options) {
+static void warn(const struct sm100_device *d, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void warn(const struct sm100_device *d, const char *format, ...) {
+    char sentence[640];
+    va_list arguments;
+    if (!d->log) return;
+    va_start(arguments, format);
+    vsnprintf(sentence, sizeof sentence, format, arguments);
+    va_end(arguments);
+    d->log(d->log_context, 1, sentence);
+}
+
+/* An explicit wish for sm100 that cannot be fulfilled is an error; otherwise the portable path, and a warning. */
+static megamoe_status decide_trust(struct sm100_device *d, megamoe_backend wanted) {
     megamoe_status status = self_check(d);
     d->trusted = status == MEGAMOE_OK;
-    if (status == MEGAMOE_OK || options->backend == MEGAMOE_SM100) return status;
-    if (options->log) {
-        char warning[640];
-        snprintf(warning, sizeof warning, "the portable kernels are used instead of sm100's: %s",
-                 megamoe_error_message());
-        options->log(options->log_context, 1, warning);
-    }
+    if (d->trusted || wanted == MEGAMOE_SM100) return status;
+    warn(d, "the portable kernels are used instead of sm100's: %s", megamoe_error_message());
     return MEGAMOE_OK;
 }
 
@@ -111,9 +119,11 @@ static megamoe_status open_device(const megamoe_device_options *options, mm_back
     if (!d) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a GPU device");
     d->max_tokens = options->max_tokens;
     d->sm_budget = options->sm_budget;
+    d->log = options->log;
+    d->log_context = options->log_context;
     megamoe_status status = mm_backend_cuda_portable.open(options, &d->portable);
     if (status == MEGAMOE_OK) status = mm_sm100_gpu_open(d->portable, &d->gpu, &d->machine);
-    if (status == MEGAMOE_OK) status = decide_trust(d, options);
+    if (status == MEGAMOE_OK) status = decide_trust(d, options->backend);
     if (status == MEGAMOE_OK)
         *state = (mm_backend_state *)(uintptr_t)d;
     else
@@ -178,6 +188,11 @@ static megamoe_status open_moe(struct sm100_layer *l) {
     struct mm_mega_moe_loss loss;
     MM_TRY(mm_transform_nvfp4_weights_for_mega_moe(machine, w->experts, w->expert_count,
                                                    w->intermediate_mode == MEGAMOE_GLOBAL_STATIC, &weights, &loss));
+    if (loss.values)
+        warn(l->device,
+             "%llu MXFP4 values are too small beside others of their matrix for NVFP4 and were rounded; the "
+             "first are in loaded expert %u",
+             (unsigned long long)loss.values, loss.expert);
     megamoe_status status = mm_mega_moe_open(machine, &shape, &weights, w->local_index, &l->moe);
     if (status != MEGAMOE_OK) mm_mega_moe_weights_free(machine, &weights);
     return status;
