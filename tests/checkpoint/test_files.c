@@ -250,7 +250,7 @@ static void test_file_that_shrinks_while_open(void **state) {
     layer_write(scratch_path("m.safetensors"));
     strcpy(path, scratch_path("m.safetensors"));
     assert_int_equal(megamoe_checkpoint_open(path, NULL, &checkpoint), MEGAMOE_OK);
-    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, &source), MEGAMOE_OK);
+    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, NULL, &source), MEGAMOE_OK);
     assert_int_equal(source.shard_count, 1);
     assert_int_equal(mm_checkpoint_unchanged(checkpoint, source.shards, source.shard_count), MEGAMOE_OK);
     assert_int_equal(truncate(path, 100), 0);
@@ -259,7 +259,7 @@ static void test_file_that_shrinks_while_open(void **state) {
     assert_non_null(strstr(megamoe_error_message(), path));
     assert_non_null(strstr(megamoe_error_message(), "100"));
     mm_layer_source_free(&source);
-    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, &source), MEGAMOE_IO_ERROR);
+    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, NULL, &source), MEGAMOE_IO_ERROR);
     assert_int_equal(megamoe_checkpoint_scan(checkpoint, 0), MEGAMOE_IO_ERROR);
     assert_int_equal(megamoe_checkpoint_tensor(checkpoint, "layers.0.ffn.gate.weight", &tensor),
                      MEGAMOE_IO_ERROR);
@@ -268,7 +268,7 @@ static void test_file_that_shrinks_while_open(void **state) {
 
 static void *layer_read(void *context) {
     mm_layer_source source;
-    megamoe_status status = mm_checkpoint_read_layer(context, 0, 0, 0, &source);
+    megamoe_status status = mm_checkpoint_read_layer(context, 0, 0, 0, NULL, &source);
     if (status != MEGAMOE_OK) return (void *)"refused";
     for (int e = 0; e < E; e++)
         if (memchr(source.experts[e].down.scales, 0x7F, H * I / 16)) return (void *)"not repaired";
@@ -316,7 +316,7 @@ static void test_out_of_memory(void **state) {
     strcpy(path, scratch_path("m.safetensors"));
     allocated = 0;
     assert_int_equal(megamoe_checkpoint_open(path, NULL, &checkpoint), MEGAMOE_OK);
-    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, &source), MEGAMOE_OK);
+    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, NULL, &source), MEGAMOE_OK);
     need = allocated;
     mm_layer_source_free(&source);
     megamoe_checkpoint_close(checkpoint);
@@ -326,7 +326,7 @@ static void test_out_of_memory(void **state) {
         allocated_limit = limit;
         status = megamoe_checkpoint_open(path, NULL, &checkpoint);
         if (status == MEGAMOE_OK) {
-            status = mm_checkpoint_read_layer(checkpoint, 0, 0, 0, &source);
+            status = mm_checkpoint_read_layer(checkpoint, 0, 0, 0, NULL, &source);
             megamoe_checkpoint_close(checkpoint);
         }
         allocated_limit = SIZE_MAX;
@@ -418,7 +418,7 @@ static void test_stack_above_4_gib(void **state) {
     scratch_write("config.json", config, sizeof config - 1);
     assert_int_equal(megamoe_checkpoint_open(scratch_path("big.safetensors"), &options, &checkpoint),
                      MEGAMOE_OK);
-    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, COUNT - 1, 1, &source), MEGAMOE_OK);
+    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, COUNT - 1, 1, NULL, &source), MEGAMOE_OK);
     const mm_expert *last = source.experts;
     assert_int_equal(last->gate.codes[(INNER - 1) * last->gate.row_bytes + up_row - 1], 'G');
     assert_int_equal(last->up.codes[(INNER - 1) * last->up.row_bytes + up_row - 1], 'U');
