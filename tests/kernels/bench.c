@@ -1,3 +1,4 @@
+/* A layer of random bytes, run and timed through the backend table. */
 #define _GNU_SOURCE
 #include "kernels/bench.h"
 

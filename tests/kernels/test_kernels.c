@@ -131,14 +131,18 @@ static void multiply(problem *p, const mm_kernels *kernels, uint32_t first, uint
         index[r] = count - 1 - r;
     }
     uint8_t *packed = NULL;
-    if (kernels->packs && kernels->packs(m, deciding)) {
-        size_t block = MM_PACK_ROWS * padded * element;
+    unsigned packed_bytes = kernels->packs ? kernels->packs(m, deciding) : 0;
+    if (packed_bytes > 0) {
+        size_t block = MM_PACK_ROWS * padded * packed_bytes;
         packed = aligned_alloc(64, (count + MM_PACK_ROWS - 1) / MM_PACK_ROWS * block);
         for (uint32_t r = 0; r < count; r += MM_PACK_ROWS)
-            kernels->pack(
-                &(mm_gemm){
-                    .operands = operands, .operand_pitch = pitch, .operand_index = index, .count = count},
-                m->columns, r, packed + r / MM_PACK_ROWS * block);
+            kernels->pack(&(mm_gemm){.matrix = m,
+                                     .deciding_rows = deciding,
+                                     .operands = operands,
+                                     .operand_pitch = pitch,
+                                     .operand_index = index,
+                                     .count = count},
+                          m->columns, r, packed + r / MM_PACK_ROWS * block);
     }
     for (uint32_t n = 0; n < m->rows; n += MM_ROWS_MAX)
         kernels->gemm(&(mm_gemm){.matrix = m,

@@ -11,9 +11,10 @@
 #include <immintrin.h>
 
 #include "backend/cpu/avx512_weights.h"
+#include "backend/cpu/vnni.h"
 #include "numerics/e8m0.h"
 
-#define PACKED_ROWS_MIN 4u /* fewer operand rows go through avx512.c */
+#define TILED_ROWS_MIN 3u /* fewer operand rows go through vnni.c: measured on a Sapphire Rapids */
 
 enum {
     TILE = 16,            /* rows of a tile, and its dwords per row */
@@ -31,27 +32,35 @@ typedef struct panel {
 _Static_assert(sizeof(panel) <= MM_PANEL_BYTES, "the panel fits the scratch of a thread");
 _Static_assert(MM_ROWS_MAX == 2 * TILE && MM_PACK_ROWS == TILE, "a call is two tiles of weight rows");
 
-/* The level below, for few operand rows and for what has no exact BF16 weights. */
+/* The level below, for what is not packed: routers, and weights that are not exact in BF16. */
 static void (*narrow_gemm)(const mm_gemm *g);
 
 /* FP8 under F32 scales is not exact in BF16 once scaled. */
-static bool packs(const mm_matrix *m, uint32_t deciding_rows) {
-    return deciding_rows >= PACKED_ROWS_MIN && !(m->format == MM_FP8 && m->scale_dtype != MEGAMOE_E8M0);
+static bool is_tiled(const mm_matrix *m, uint32_t deciding_rows) {
+    return deciding_rows >= TILED_ROWS_MIN && !(m->format == MM_FP8 && m->scale_dtype != MEGAMOE_E8M0);
 }
 
-static inline size_t padded_columns(uint32_t columns) {
-    return ((size_t)columns + STEP - 1) / STEP * STEP;
+static bool is_walked(const mm_matrix *m, uint32_t deciding_rows) {
+    return deciding_rows < TILED_ROWS_MIN && (m->format == MM_NVFP4 || m->format == MM_MXFP4);
+}
+
+static unsigned packs(const mm_matrix *m, uint32_t deciding_rows) {
+    return is_walked(m, deciding_rows) ? 4 : is_tiled(m, deciding_rows) ? 2 : 0;
 }
 
 /* A tile for every 32 columns: row p holds columns 2 p and 2 p + 1 of the 16 operand rows, a dword each. */
 static void pack(const mm_gemm *g, uint32_t columns, uint32_t first, uint8_t *packed) {
+    if (is_walked(g->matrix, g->deciding_rows)) {
+        mm_vnni_pack(g, columns, first, packed);
+        return;
+    }
     uint32_t rows = g->count - first < TILE ? g->count - first : TILE;
     const uint8_t *source[TILE];
     for (uint32_t r = 0; r < rows; r++) {
         uint32_t row = first + r;
         source[r] = g->operands + g->operand_pitch * (g->operand_index ? g->operand_index[row] : row);
     }
-    for (size_t k = 0; k < padded_columns(columns); k += STEP, packed += TILE * 64) {
+    for (size_t k = 0; k < columns; k += STEP, packed += TILE * 64) {
         uint32_t *tile = (uint32_t *)packed;
         for (uint32_t r = 0; r < TILE; r++) {
             const __m512i dwords = r < rows ? _mm512_load_si512(source[r] + 2 * k) : _mm512_setzero_si512();
@@ -124,7 +133,7 @@ MM_TEMPLATE void multiply(const mm_gemm *g, uint32_t begin, uint32_t pass, unsig
                           const bool two, uint32_t columns) {
     panel *p = g->panel;
     float(*sums)[2][TILE][TILE] = p->sums[pass];
-    size_t block_bytes = padded_columns(columns) * 2 * TILE, steps = padded_columns(columns) / STEP;
+    size_t block_bytes = padded_columns(columns) * 2 * TILE, steps = (columns + STEP - 1) / STEP;
     const uint8_t *b0 = g->packed + 2 * pass * block_bytes + (size_t)begin * 2 * TILE, *b1 = b0 + block_bytes;
     const uint16_t *a0 = p->weights[half][0], *a1 = p->weights[half][TILE];
     if (begin == 0) {
@@ -195,10 +204,12 @@ MM_TEMPLATE void packed_gemm(const mm_gemm *g, uint32_t columns, const bool unpa
 }
 
 static void gemm(const mm_gemm *g) {
-    if (g->packed)
-        packed_gemm(g, g->matrix->columns, true);
-    else
+    if (!g->packed)
         narrow_gemm(g);
+    else if (is_walked(g->matrix, g->deciding_rows))
+        mm_vnni_gemm(g);
+    else
+        packed_gemm(g, g->matrix->columns, true);
 }
 
 /* Any bytes are operands here: they need not be packed to be multiplied. */

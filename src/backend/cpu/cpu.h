@@ -30,8 +30,9 @@ typedef struct mm_cpu_group {
     uint32_t deciding_rows;            /* rows of this expert in the whole batch */
     uint32_t l1_unit_end, l2_unit_end; /* units of all groups up to and including this one */
     bool shared, x_nvfp4, h_nvfp4;
-    bool x_packed, h_packed; /* the operands of L1, of L2 are packed, from row packed_first on */
-    uint32_t packed_first, pack_unit_end;
+    unsigned x_packed, h_packed; /* bytes per value of the packed operands of L1, of L2; 0: not packed */
+    size_t packed_offset;        /* where they begin, in bytes */
+    uint32_t pack_unit_end;
     float h_global; /* nvfp4: of the intermediate; else 1 */
 } mm_cpu_group;
 
@@ -118,8 +119,7 @@ static inline const mm_scale_table *mm_cpu_table(const mm_backend_state *state, 
 
 /* Bytes of an operand row of `columns` values. */
 static inline size_t mm_cpu_operand_bytes(const mm_kernels *kernels, uint32_t columns) {
-    size_t padded = ((size_t)columns + MM_OPERAND_PAD - 1) / MM_OPERAND_PAD * MM_OPERAND_PAD;
-    return (padded * (kernels->operands_bf16 ? 2 : 4) + 63) / 64 * 64;
+    return (padded_columns(columns) * (kernels->operands_bf16 ? 2 : 4) + 63) / 64 * 64;
 }
 
 /* Values to an operand row, with its padding zeroed. */

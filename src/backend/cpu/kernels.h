@@ -15,9 +15,9 @@
 #include "numerics/nvfp4.h"
 #include "weights.h"
 
-#define MM_OPERAND_PAD 32u /* operand rows are zero-padded to a multiple of this many values */
-#define MM_ROWS_MAX 32u    /* matrix rows of one GEMM call; a call's first row is a multiple of this */
-#define MM_PACK_ROWS 16u   /* operand rows of one packed block */
+#define MM_OPERAND_PAD 128u /* operand rows are zero-padded to a multiple of this many values */
+#define MM_ROWS_MAX 32u     /* matrix rows of one GEMM call; a call's first row is a multiple of this */
+#define MM_PACK_ROWS 16u    /* operand rows of one packed block */
 
 /* What a scale byte means, ready to use: the scale itself, and its products with the 16 codes. */
 typedef struct mm_scale_table {
@@ -41,6 +41,10 @@ typedef struct mm_gemm {
     uint32_t
         deciding_rows; /* rows that choose the kernel where kernels differ in bits; UINT32_MAX: invariant */
 } mm_gemm;
+
+static inline size_t padded_columns(uint32_t columns) {
+    return ((size_t)columns + MM_OPERAND_PAD - 1) / MM_OPERAND_PAD * MM_OPERAND_PAD;
+}
 
 typedef struct mm_quantize_counts {
     uint64_t saturated_blocks, nonfinite_blocks;
@@ -69,11 +73,11 @@ typedef struct mm_kernels {
                      mm_quantize_counts *counts);
     void (*gemm)(const mm_gemm *gemm);
     /*
-     * A level whose GEMM wants many operands in another order has these two, else they are NULL. `packs`:
-     * whether it wants so for this matrix where `deciding_rows` decide. `pack`: rows first .. of one block,
-     * to `packed`.
+     * A level whose GEMM wants operands in another order where `deciding_rows` decide: `packs` gives the
+     * bytes per value of that order, 4 (for at most MM_PACK_ROWS rows), 2, or 0 for operands as they are.
+     * `pack` brings rows first .. of one block there. Both NULL: never.
      */
-    bool (*packs)(const mm_matrix *matrix, uint32_t deciding_rows);
+    unsigned (*packs)(const mm_matrix *matrix, uint32_t deciding_rows);
     void (*pack)(const mm_gemm *gemm, uint32_t columns, uint32_t first, uint8_t *packed);
     /* The same for the F32 weights [.., columns] of a router, which need not be aligned; gemm->matrix is not
      * read. */

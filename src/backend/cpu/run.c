@@ -146,6 +146,13 @@ static uint32_t pack_blocks(uint32_t rows) {
     return (rows + MM_PACK_ROWS - 1) / MM_PACK_ROWS;
 }
 
+/* Room for the packed operands of L1 or of L2, whichever is larger. */
+static size_t packed_bytes(const mm_cpu_group *g) {
+    size_t x = padded_columns(g->expert->up.columns) * g->x_packed;
+    size_t h = padded_columns(g->expert->down.columns) * g->h_packed;
+    return pack_blocks(g->row_count) * (size_t)MM_PACK_ROWS * (x > h ? x : h);
+}
+
 static void add_group(chunk *c, mm_cpu_group group) {
     mm_cpu_group *last = c->group_count ? &c->scratch->groups[c->group_count - 1] : NULL;
     const mm_layer_weights *w = c->weights;
@@ -159,7 +166,7 @@ static void add_group(chunk *c, mm_cpu_group group) {
         group.x_packed = c->kernels->packs(&group.expert->up, group.deciding_rows);
         group.h_packed = c->kernels->packs(&group.expert->down, group.deciding_rows);
     }
-    group.packed_first = last ? last->packed_first + pack_blocks(last->row_count) * MM_PACK_ROWS : 0;
+    group.packed_offset = last ? last->packed_offset + packed_bytes(last) : 0;
     group.pack_unit_end = (last ? last->pack_unit_end : 0) + pack_blocks(group.row_count);
     group.l1_unit_end = (last ? last->l1_unit_end : 0) + units_of(&group.expert->up);
     group.l2_unit_end = (last ? last->l2_unit_end : 0) + units_of(&group.expert->down);
@@ -236,9 +243,12 @@ static const mm_cpu_group *find_group(const chunk *c, uint32_t *unit, unit_list 
     return &groups[low];
 }
 
-/* Where the packed operands of rows first .. of a group lie; first is a multiple of MM_PACK_ROWS. */
-static uint8_t *packed_at(const chunk *c, const mm_cpu_group *g, uint32_t first, uint32_t columns) {
-    return c->scratch->packed + (g->packed_first + first) * mm_cpu_operand_bytes(c->kernels, columns);
+/* Where the packed operands of rows first .. of a group lie, first a multiple of MM_PACK_ROWS; NULL: not
+ * packed. */
+static uint8_t *packed_at(const chunk *c, const mm_cpu_group *g, uint32_t first, bool h) {
+    uint32_t columns = h ? g->expert->down.columns : g->expert->up.columns;
+    size_t row_bytes = padded_columns(columns) * (h ? g->h_packed : g->x_packed);
+    return row_bytes ? c->scratch->packed + g->packed_offset + first * row_bytes : NULL;
 }
 
 /* A block of operands of L1 (h: of L2) that its GEMM wants packed. */
@@ -246,14 +256,16 @@ static void pack_unit(const chunk *c, uint32_t unit, bool h) {
     mm_cpu_scratch *s = c->scratch;
     const mm_cpu_group *g = find_group(c, &unit, UNITS_PACK);
     uint32_t columns = h ? g->expert->down.columns : g->expert->up.columns, first = unit * MM_PACK_ROWS;
-    mm_gemm gemm = {.operands = h            ? s->h + g->row_first * s->h_pitch
+    mm_gemm gemm = {.matrix = h ? &g->expert->down : &g->expert->up,
+                    .deciding_rows = g->deciding_rows,
+                    .operands = h            ? s->h + g->row_first * s->h_pitch
                                 : g->x_nvfp4 ? s->x_nvfp4
                                              : s->x,
                     .operand_pitch = h ? s->h_pitch : s->x_pitch,
                     .operand_index = h ? NULL : s->row_token + g->row_first,
                     .count = g->row_count};
-    if (h ? g->h_packed : g->x_packed)
-        c->kernels->pack(&gemm, columns, first, packed_at(c, g, first, columns));
+    uint8_t *packed = packed_at(c, g, first, h);
+    if (packed) c->kernels->pack(&gemm, columns, first, packed);
 }
 
 static void pack_x(void *context, uint32_t unit, uint32_t thread) {
@@ -329,7 +341,7 @@ static void l1_block(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, 
                     .operands = g->x_nvfp4 ? s->x_nvfp4 : s->x,
                     .operand_pitch = s->x_pitch,
                     .operand_index = s->row_token + first,
-                    .packed = g->x_packed ? packed_at(c, g, first - g->row_first, e->up.columns) : NULL,
+                    .packed = packed_at(c, g, first - g->row_first, false),
                     .count = count,
                     .sums = own->sums + MM_ROWS_MAX,
                     .sums_pitch = 2 * (size_t)MM_ROWS_MAX,
@@ -374,7 +386,7 @@ static void l2_block(const chunk *c, const mm_cpu_group *g, uint32_t thread, uin
                     .row_count = m->rows - n < MM_ROWS_MAX ? m->rows - n : MM_ROWS_MAX,
                     .operands = s->h + (g->row_first + first) * s->h_pitch,
                     .operand_pitch = s->h_pitch,
-                    .packed = g->h_packed ? packed_at(c, g, first, m->columns) : NULL,
+                    .packed = packed_at(c, g, first, true),
                     .count = count,
                     .sums = sums,
                     .sums_pitch = s->l2_pitch,
