@@ -49,9 +49,9 @@ static megamoe_status transposed_note(examination *x) {
     mm_tensor_shape_text(stack, shape, sizeof shape);
     return mm_anomalies_add(x->anomalies, &place,
                             "tensor %s is %s, stacked as [experts, in, out]: its rows are copied when the layer is "
-                            "loaded, %.4g MB of memory for each expert and %.4g GB for all %u of layer %u",
+                            "loaded, %.2f MB of memory for each expert, %.2f MB for all %u of layer %u",
                             stack->name, shape, (double)x->info->expert_bytes / 1e6,
-                            (double)x->info->expert_bytes * x->info->experts_present / 1e9,
+                            (double)x->info->expert_bytes * x->info->experts_present / 1e6,
                             x->info->experts_present, x->layer->layer);
 }
 

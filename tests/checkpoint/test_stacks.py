@@ -236,7 +236,7 @@ class Stacks(Case):
                 layer = found["layers"][0]
                 notes = [a for a in found["anomalies"] if a["kind"] == "transposed-stack"]
                 self.assertEqual([a["is_error"] for a in notes], [False])
-                for text in (f"[{E}, {I // 2}, {H}]", f"{layer['expert_bytes'] / 1e6:.4g} MB"):
+                for text in (f"[{E}, {I // 2}, {H}]", f"{layer['expert_bytes'] / 1e6:.2f} MB"):
                     self.assertIn(text, notes[0]["detail"])
 
     def test_scan_and_repair_of_a_transposed_stack(self):
