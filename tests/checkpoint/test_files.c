@@ -3,6 +3,7 @@
  * offsets above 4 GiB, what bad headers cost, and results that stay as they were on failure.
  */
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/report.h"
 
 #include "scratch.h"
 
@@ -266,6 +267,62 @@ static void test_file_that_shrinks_while_open(void **state) {
     megamoe_checkpoint_close(checkpoint);
 }
 
+typedef struct heard {
+    uint64_t done, total, calls, cancel_after;
+} heard;
+
+static bool hear(void *context, uint64_t done, uint64_t total) {
+    heard *h = context;
+    assert_true(done > h->done && done <= total);
+    *h = (heard){done, total, h->calls + 1, h->cancel_after};
+    return h->calls != h->cancel_after;
+}
+
+/* A load reports every scale byte it reads, expert by expert, and stops when it is told to. */
+static void test_progress(void **state) {
+    megamoe_checkpoint_options unscanned = {.struct_size = sizeof unscanned, .skip_scan = true};
+    megamoe_checkpoint *checkpoint;
+    mm_layer_source source;
+    heard h = {0};
+    mm_load_report report = {.progress = hear, .progress_context = &h};
+    char path[512];
+    (void)state;
+    layer_write(scratch_path("m.safetensors"));
+    strcpy(path, scratch_path("m.safetensors"));
+    assert_int_equal(megamoe_checkpoint_open(path, NULL, &checkpoint), MEGAMOE_OK);
+    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, &report, &source), MEGAMOE_OK);
+    mm_layer_source_free(&source);
+    assert_int_equal(h.calls, E);
+    assert_int_equal(h.done, E * 3 * H * I / 16);
+    assert_int_equal(h.total, h.done);
+    h = (heard){.cancel_after = 2};
+    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, &report, &source), MEGAMOE_CANCELLED);
+    assert_int_equal(h.calls, 2);
+    megamoe_checkpoint_close(checkpoint);
+    assert_int_equal(megamoe_checkpoint_open(path, &unscanned, &checkpoint), MEGAMOE_OK);
+    h = (heard){0};
+    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, &report, &source), MEGAMOE_OK);
+    mm_layer_source_free(&source);
+    assert_int_equal(h.calls, 0); /* nothing was read */
+    megamoe_checkpoint_close(checkpoint);
+}
+
+static void test_slow_shard(void **state) {
+    uint32_t shard = 9;
+    double rate, others;
+    mm_shard_rate one_slow[] = {{4000, 1}, {0, 0}, {500, 1}, {4000, 1}};
+    mm_shard_rate all_alike[] = {{4000, 1}, {3000, 1}};
+    mm_shard_rate slow_but_short[] = {{4000, 1}, {10, 0.1}};
+    mm_shard_rate alone[] = {{0, 0}, {10, 10}};
+    (void)state;
+    assert_true(mm_rates_slowest(one_slow, 4, &shard, &rate, &others));
+    assert_int_equal(shard, 2);
+    assert_true(rate == 500 && others == 4000);
+    assert_false(mm_rates_slowest(all_alike, 2, &shard, &rate, &others));
+    assert_false(mm_rates_slowest(slow_but_short, 2, &shard, &rate, &others));
+    assert_false(mm_rates_slowest(alone, 2, &shard, &rate, &others));
+}
+
 static void *layer_read(void *context) {
     mm_layer_source source;
     megamoe_status status = mm_checkpoint_read_layer(context, 0, 0, 0, NULL, &source);
@@ -436,6 +493,8 @@ int main(void) {
         TEST(test_write_does_not_replace_what_is_no_file),
         TEST(test_open_arguments),
         TEST(test_file_that_shrinks_while_open),
+        TEST(test_progress),
+        TEST(test_slow_shard),
         TEST(test_threads_repair_once),
         TEST(test_out_of_memory),
         TEST(test_bad_headers_are_cheap),

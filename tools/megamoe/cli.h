@@ -88,6 +88,7 @@ double cli_seconds(void);                                                       
 
 typedef struct cli_progress {
     const char *label;
+    bool bytes; /* what is counted are bytes: their rate is shown too */
     double started, drawn;
     bool visible;
 } cli_progress;
