@@ -109,6 +109,8 @@ megamoe_status mm_tokens_map(const mm_driver *driver, const uint16_t *rows, uint
 megamoe_status mm_cuda_stage_launch(const mm_backend_state *state, const mm_cuda_stage_args *args, uint32_t rows_max,
                                     bool after_start, CUstream stream);
 /* stages.c */
+/* Plain host memory, of which the driver knows nothing. Pinned and managed memory count as the device's. */
+bool mm_cuda_is_host(const mm_backend_state *state, const void *p);
 megamoe_status mm_cuda_run(mm_backend_layer *layer, const megamoe_batch *batch, const megamoe_stages *given,
                            const megamoe_stages *stages, uint32_t *written, void *stream);
 
