@@ -1,8 +1,4 @@
-/*
- * Opens a checkpoint, runs its first MoE layer on one token and prints the norm of the output.
- *
- *     layer CKPT
- */
+/* layer CKPT: opens a checkpoint, runs its first MoE layer on one token and prints the norm of the output. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,15 +41,12 @@ int main(int argc, char **argv) {
     uint16_t *y = malloc(hidden * sizeof *y);
     for (uint32_t i = 0; x && i < hidden; i++) x[i] = sinf((float)i); /* rounded to BF16 when it is read */
     int32_t token_id = 0;
-    megamoe_batch batch = {.struct_size = sizeof batch,
-                           .token_count = 1,
-                           .hidden = x,
-                           .hidden_dtype = MEGAMOE_F32,
-                           .output = y,
-                           .token_ids = &token_id};
+    megamoe_batch batch = {.struct_size = sizeof batch, .token_count = 1, .token_ids = &token_id};
+    batch.hidden = x;
+    batch.hidden_dtype = MEGAMOE_F32;
+    batch.output = y;
     check(megamoe_layer_run(layer, &batch, NULL));
-    printf("layer %u on %s: norm %.6g\n", info.layer, megamoe_device_describe(device),
-           norm_of_bf16(y, hidden));
+    printf("layer %u on %s: norm %.6g\n", info.layer, megamoe_device_describe(device), norm_of_bf16(y, hidden));
 
     free(x);
     free(y);

@@ -95,6 +95,7 @@ extern const mm_backend mm_backend_cpu;
 #ifdef MEGAMOE_HAVE_CUDA
 extern const mm_backend mm_backend_cuda_portable;
 extern const mm_backend mm_backend_sm90;
+extern const mm_backend mm_backend_sm100;
 #endif
 
 #endif

@@ -10,6 +10,7 @@
  * anybody. */
 static const mm_backend *const backends[] = {
 #ifdef MEGAMOE_HAVE_CUDA
+    &mm_backend_sm100,
     &mm_backend_sm90,
     &mm_backend_cuda_portable,
 #endif

@@ -1,4 +1,5 @@
-/* Loads a backend from a shared object beside the library. It stays loaded: handles may live until the end. */
+/* Loads a backend from a shared object beside the library. It stays loaded: handles may live until the end.
+ */
 #define _GNU_SOURCE /* dladdr */
 #include <dlfcn.h>
 #include <limits.h>
@@ -32,12 +33,15 @@ megamoe_status mm_plugin_load(const char *file, const mm_backend **backend) {
     static const mm_plugin_host host = {sizeof(mm_backend), fail, fail_in};
     char path[PATH_MAX];
     size_t length = own_folder(path, sizeof path);
-    if (length == 0 || (size_t)snprintf(path + length, sizeof path - length, "%s", file) >= sizeof path - length)
-        return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE, "the folder of this library is not known, so %s is not found", file);
+    if (length == 0 ||
+        (size_t)snprintf(path + length, sizeof path - length, "%s", file) >= sizeof path - length)
+        return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE,
+                       "the folder of this library is not known, so %s is not found", file);
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!object)
         return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE,
-                       "this backend is a plugin for tests, made beside the command and never installed: %s", dlerror());
+                       "this backend is a plugin for tests, made beside the command and never installed: %s",
+                       dlerror());
     mm_plugin_entry *entry;
     *(void **)&entry = dlsym(object, MM_PLUGIN_ENTRY); /* the cast that POSIX gives for a function */
     const mm_backend *found = entry ? entry(&host) : NULL;

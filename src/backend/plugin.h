@@ -1,6 +1,7 @@
 /*
- * A backend that lives outside the library: a shared object beside libmegamoe.so that fills the same table. Made for
- * the functional model of Blackwell, which is a test and not a product, and so must not be in the library.
+ * A backend that lives outside the library: a shared object beside libmegamoe.so that fills the same table.
+ * Made for the functional model of Blackwell, which is a test and not a product, and so must not be in the
+ * library.
  */
 #ifndef MM_PLUGIN_H
 #define MM_PLUGIN_H

@@ -98,13 +98,14 @@ static megamoe_status layers_cut(mm_layers *layers, uint32_t count) {
 
 megamoe_status mm_layers_build(const mm_tensors *tensors, uint32_t layer_count, mm_anomalies *anomalies,
                                mm_layers *layers) {
-    mm_tensor_name *names = malloc((tensors->count + 1) * sizeof *names);
+    mm_tensor_name *names;
     uint32_t count = 0, first_mtp;
     mm_names unknown = {0};
     megamoe_status status;
     if (layer_count > UINT16_MAX)
         return mm_fail(MEGAMOE_CORRUPT_FILE, "config.json: num_hidden_layers is %u, above %u", layer_count,
                        UINT16_MAX);
+    names = malloc((tensors->count + 1) * sizeof *names);
     *layers = (mm_layers){.references = malloc((tensors->count + 1) * sizeof *layers->references)};
     if (!names || !layers->references) {
         free(names);

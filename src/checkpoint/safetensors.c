@@ -253,13 +253,14 @@ static int by_place(const void *left, const void *right) {
 
 /* The tensors must tile the data: overlaps would let one tensor show as another, holes and tails hide damage.
  */
-static megamoe_status tiling_check(const mm_shard *shard, const mm_tensor *tensors, uint32_t count,
+static megamoe_status tiling_check(const mm_shard *shard, const mm_tensors *tensors, uint32_t first,
                                    const uint8_t *data, uint64_t data_bytes) {
-    const mm_tensor **order = malloc((count + 1) * sizeof *order);
+    uint32_t count = tensors->count - first;
+    const mm_tensor **order = malloc((count + 1ull) * sizeof *order);
     uint64_t end = 0;
     megamoe_status status = MEGAMOE_OK;
     if (!order) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory to check %s", shard->path);
-    for (uint32_t i = 0; i < count; i++) order[i] = &tensors[i];
+    for (uint32_t i = 0; i < count; i++) order[i] = &tensors->tensors[first + i];
     qsort(order, count, sizeof *order, by_place);
     for (uint32_t i = 0; i < count && status == MEGAMOE_OK; i++) {
         uint64_t begin = (uint64_t)(order[i]->data - data);
@@ -338,8 +339,7 @@ megamoe_status mm_shard_open(const char *path, bool writable, uint32_t number, m
     MM_TRY(header_length(shard, &header_bytes));
     MM_TRY(header_read(shard, header_bytes, number, tensors));
     data_bytes = shard->bytes - 8 - header_bytes;
-    return tiling_check(shard, tensors->tensors + first, tensors->count - first,
-                        shard->base + 8 + header_bytes, data_bytes);
+    return tiling_check(shard, tensors, first, shard->base + 8 + header_bytes, data_bytes);
 }
 
 void mm_tensors_close(mm_tensors *tensors) {

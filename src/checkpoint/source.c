@@ -76,7 +76,8 @@ static megamoe_status projection_read(mm_reading *reading, const mm_layer_tensor
             layer->prefix, reading->config->model_type, types);
     }
     MM_TRY(mm_matrix_read(reading, &parts, &slice, matrix));
-    return mm_input_scale_read(reading, &parts, &slice, input_scale);
+    *input_scale = mm_input_scale_read(reading, &parts, &slice);
+    return MEGAMOE_OK;
 }
 
 static megamoe_status extent_check(mm_reading *reading, const mm_layer_tensors *layer, const char *projection,
@@ -142,7 +143,7 @@ megamoe_status mm_shared_read(mm_reading *reading, const mm_layer_tensors *layer
                                      "the shared expert of %s has no %s", layer->prefix,
                                      hf_names[projections[i]]);
         MM_TRY(mm_matrix_read(reading, &parts[i], &slice, matrices[i]));
-        MM_TRY(mm_input_scale_read(reading, &parts[i], &slice, &inputs[i]));
+        inputs[i] = mm_input_scale_read(reading, &parts[i], &slice);
     }
     out->input_global = plan->shape.not_gated ? inputs[1] : larger_or_nan(inputs[0], inputs[1]);
     out->intermediate_global = inputs[2];

@@ -582,6 +582,7 @@ BAD_LAYERS = {  # name: (damage to one layer in ModelOpt's NVFP4, status, substr
     ),
     "no K": (lambda w, c: c.pop("num_experts_per_tok"), UNSUPPORTED, ["num_experts_per_tok"]),
     "K above E": (config(num_experts_per_tok=6), UNSUPPORTED, ["6", "5"]),
+    "more layers than there can be": (config(num_hidden_layers=70000), CORRUPT, ["num_hidden_layers", "70000"]),
     "K is text": (config(num_experts_per_tok="2"), CORRUPT, ["config.json", "num_experts_per_tok"]),
     "limit negative": (config(swiglu_limit=-1.0), CORRUPT, ["config.json", "swiglu_limit"]),
     "limit infinite": (config(swiglu_limit=float("inf")), CORRUPT, ["config.json", "swiglu_limit"]),
@@ -687,6 +688,8 @@ class Layers(Case):
             "NaN": scalar(np.nan),
             "inf": scalar(np.inf),
             "negative": scalar(-1),
+            "two values": lambda t: np.ones(2, np.float32),
+            "BF16": lambda t: make.bf16("input", shape=()),
         }.items():
             with self.subTest(label):
                 self.fresh()

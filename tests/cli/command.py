@@ -1,4 +1,5 @@
 """Running the command in tests, and asking of every refusal what every refusal must have."""
+
 import json
 import os
 import shutil
@@ -21,8 +22,14 @@ class Case(unittest.TestCase):
         """stdout of the command, which must end with `status`."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("MEGAMOE_", "MEGA_MOE_"))}
         environment.update(env or {})
-        done = subprocess.run([MEGAMOE, *map(str, arguments)], capture_output=True, text=True, env=environment,
-                              check=False, cwd=self.directory)
+        done = subprocess.run(
+            [MEGAMOE, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
+            cwd=self.directory,
+        )
         self.assertEqual(done.returncode, status, f"{arguments}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
         self.stderr = done.stderr
         return done.stdout
@@ -49,8 +56,9 @@ class Case(unittest.TestCase):
 
 def close(got, want, relative):
     """Element by element; NaN equals NaN."""
-    return len(got) == len(want) and all(abs(g - w) <= relative * abs(w) or (g != g and w != w)
-                                         for g, w in zip(got, want))
+    return len(got) == len(want) and all(
+        abs(g - w) <= relative * abs(w) or (g != g and w != w) for g, w in zip(got, want)
+    )
 
 
 def contents(path):

@@ -5,6 +5,7 @@ are known by hand; its fields can be changed before it is written.
 
     fx.py modelopt|compressed-tensors DIRECTORY
 """
+
 import json
 import os
 import struct
@@ -67,8 +68,11 @@ def load(path):
         length = struct.unpack("<Q", file.read(8))[0]
         header = json.loads(file.read(length))
         body = file.read()
-    return {name: (t["dtype"], t["shape"], body[t["data_offsets"][0]:t["data_offsets"][1]])
-            for name, t in header.items() if name != "__metadata__"}
+    return {
+        name: (t["dtype"], t["shape"], body[t["data_offsets"][0] : t["data_offsets"][1]])
+        for name, t in header.items()
+        if name != "__metadata__"
+    }
 
 
 def values_of(path, name):
@@ -110,14 +114,25 @@ class FX:
     def __init__(self, experts=2, hidden=64, inner=64, top_k=1, style="modelopt"):
         self.experts, self.hidden, self.inner, self.top_k, self.style = experts, hidden, inner, top_k, style
         self.scalar_shape = [] if style == "modelopt" else [1]
-        self.config = {"model_type": "deepseek_v4", "hidden_size": hidden, "moe_intermediate_size": inner,
-                       "n_routed_experts": experts, "num_experts_per_tok": top_k, "num_hidden_layers": 1,
-                       "scoring_func": "sqrtsoftplus", "norm_topk_prob": True, "routed_scaling_factor": 1.0}
+        self.config = {
+            "model_type": "deepseek_v4",
+            "hidden_size": hidden,
+            "moe_intermediate_size": inner,
+            "n_routed_experts": experts,
+            "num_experts_per_tok": top_k,
+            "num_hidden_layers": 1,
+            "scoring_func": "sqrtsoftplus",
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+        }
         self.prefix = "model.layers.0.mlp"
         self.codes, self.scales, self.globals, self.inputs = {}, {}, {}, {}
         for e in range(experts):
-            self.codes[e] = {"gate": bytearray(b"\x22" * (inner * hidden // 2)),
-                             "up": bytearray(b"\x44" * (inner * hidden // 2)), "down": bytearray(identity_codes(hidden))}
+            self.codes[e] = {
+                "gate": bytearray(b"\x22" * (inner * hidden // 2)),
+                "up": bytearray(b"\x44" * (inner * hidden // 2)),
+                "down": bytearray(identity_codes(hidden)),
+            }
             self.scales[e] = {p: bytearray(b"\x38" * (hidden * inner // 16)) for p in ("gate", "up", "down")}
             self.globals[e] = {"gate": 0.125, "up": 0.125, "down": 1.0}
             self.inputs[e] = {p: 1.0 for p in ("gate", "up", "down")}
@@ -146,15 +161,16 @@ class FX:
                 out[f"{name}.{global_scale}"] = self.scalar(self.globals[e][projection])
                 if self.inputs[e][projection] is not None:
                     out[f"{name}.{input_scale}"] = self.scalar(self.inputs[e][projection])
-        out[f"{self.prefix}.gate.weight"] = tensor("BF16", [self.experts, self.hidden],
-                                                   bf16(*[0.0] * (self.experts * self.hidden)))
+        out[f"{self.prefix}.gate.weight"] = tensor(
+            "BF16", [self.experts, self.hidden], bf16(*[0.0] * (self.experts * self.hidden))
+        )
         out.update(self.extra)
         return {name: value for name, value in out.items() if name not in self.without}
 
     def write(self, directory, shards=1):
         names = list(self.tensors().items())
         step = -(-len(names) // shards)
-        save_sharded(directory, [dict(names[i:i + step]) for i in range(0, len(names), step)], self.config)
+        save_sharded(directory, [dict(names[i : i + step]) for i in range(0, len(names), step)], self.config)
         return directory
 
 
@@ -171,8 +187,9 @@ def save_input(path, rows, ids=None, weights=None, token_ids=None, dtype="BF16")
     tensors = {"hidden": tensor(dtype, [len(rows), width], bf16(*flat) if dtype == "BF16" else f32(*flat))}
     if ids is not None:
         tensors["expert_ids"] = tensor("I32", [len(ids), len(ids[0])], i32(*[i for row in ids for i in row]))
-        tensors["expert_weights"] = tensor("F32", [len(weights), len(weights[0])],
-                                           f32(*[w for row in weights for w in row]))
+        tensors["expert_weights"] = tensor(
+            "F32", [len(weights), len(weights[0])], f32(*[w for row in weights for w in row])
+        )
     if token_ids is not None:
         tensors["token_ids"] = tensor("I64", [len(token_ids)], i64(*token_ids))
     save(path, tensors)

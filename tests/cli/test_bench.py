@@ -1,16 +1,31 @@
 """bench counts what it says it counts. Times are only asked to be times."""
+
 import unittest
 
 from command import Case, contents
 
-RESULT = {"tokens", "pairs", "experts_hit", "activations", "seconds_median", "seconds_min", "runs", "weight_gb_s", "tflop_s",
-          "fraction_of_bandwidth", "fraction_of_matrix_rate", "layer_seconds_median"}
+RESULT = {
+    "tokens",
+    "pairs",
+    "experts_hit",
+    "activations",
+    "seconds_median",
+    "seconds_min",
+    "runs",
+    "weight_gb_s",
+    "tflop_s",
+    "fraction_of_bandwidth",
+    "fraction_of_matrix_rate",
+    "layer_seconds_median",
+}
 
 
 class Bench(Case):
     def test_keys_and_counts(self):
         report = self.json("bench", "--shape", "tiny", "--tokens", "1,4,32", "--runs", 3, "--routing", "local")
-        self.assertLessEqual({"backend", "isa", "device", "threads", "shape", "limits", "routing", "results"}, set(report))
+        self.assertLessEqual(
+            {"backend", "isa", "device", "threads", "shape", "limits", "routing", "results"}, set(report)
+        )
         self.assertEqual(report["routing"], "local")
         self.assertLessEqual({"read_gb_s", "matrix_tflop_s"}, set(report["limits"]))
         self.assertEqual([r["tokens"] for r in report["results"]], [1, 4, 32])
@@ -20,8 +35,14 @@ class Bench(Case):
             self.assertTrue(3 <= r["experts_hit"] <= min(12, r["pairs"]))
             self.assertTrue(0 < r["seconds_min"] <= r["seconds_median"])
             expert = 3 * 160 * 96 * 9 / 16
-            self.assertAlmostEqual(r["weight_gb_s"], 1e-9 * r["experts_hit"] * expert / r["seconds_median"], delta=1e-3 * r["weight_gb_s"])
-            self.assertAlmostEqual(r["tflop_s"], 1e-12 * 6 * 160 * 96 * r["pairs"] / r["seconds_median"], delta=1e-3 * r["tflop_s"])
+            self.assertAlmostEqual(
+                r["weight_gb_s"],
+                1e-9 * r["experts_hit"] * expert / r["seconds_median"],
+                delta=1e-3 * r["weight_gb_s"],
+            )
+            self.assertAlmostEqual(
+                r["tflop_s"], 1e-12 * 6 * 160 * 96 * r["pairs"] / r["seconds_median"], delta=1e-3 * r["tflop_s"]
+            )
 
     def test_ep_counts_local_pairs_only(self):
         report = self.json("bench", "--shape", "tiny", "--tokens", "1,64", "--runs", 3, "--experts", "0:3")
@@ -32,7 +53,9 @@ class Bench(Case):
 
     def test_checkpoint_and_csv(self):
         self.command("synth", "--shape", "tiny", "t")
-        self.command("bench", "t", "--layer", 3, "--tokens", "2", "--runs", 2, "--activations", "nvfp4", "--csv", "b.csv")
+        self.command(
+            "bench", "t", "--layer", 3, "--tokens", "2", "--runs", 2, "--activations", "nvfp4", "--csv", "b.csv"
+        )
         lines = contents(self.path("b.csv")).decode().strip().split("\n")
         self.assertEqual(len(lines), 2)
         self.assertEqual(len(lines[0].split(",")), len(lines[1].split(",")))

@@ -1,4 +1,5 @@
 """check passes what is right, names the stage, token, slot and index of what is wrong, and keeps its JSON keys."""
+
 import os
 import struct
 import unittest
@@ -15,8 +16,10 @@ class Passes(Case):
         self.command("synth", "--shape", "tiny", "t")
         for activations in ("bf16", "nvfp4"):
             report = self.json("check", "t", "--layer", 3, "--activations", activations)
-            self.assertLessEqual({"layer", "backend", "isa", "activations", "tokens", "stages", "reference_unquantized",
-                                  "pass"}, set(report))
+            self.assertLessEqual(
+                {"layer", "backend", "isa", "activations", "tokens", "stages", "reference_unquantized", "pass"},
+                set(report),
+            )
             self.assertEqual((report["layer"], report["tokens"], report["activations"]), (3, 64, activations))
             self.assertEqual([s["stage"] for s in report["stages"]], STAGES)
             for stage in report["stages"]:
@@ -46,8 +49,12 @@ class Passes(Case):
 
     def test_before_and_unclamped_and_globals(self):
         self.command("synth", "--shape", "tiny", "t")
-        for options in (["--routing-weight", "before"], ["--shared-unclamped"], ["--input-global", "token"],
-                        ["--input-global", "unit", "--intermediate-global", "unit"]):
+        for options in (
+            ["--routing-weight", "before"],
+            ["--shared-unclamped"],
+            ["--input-global", "token"],
+            ["--input-global", "unit", "--intermediate-global", "unit"],
+        ):
             self.assertTrue(self.json("check", "t", "--layer", 3, "--activations", "nvfp4", *options)["pass"])
 
     def test_own_input(self):
@@ -55,6 +62,17 @@ class Passes(Case):
         rows = [[((i * 29 + t * 7) % 91 - 45) / 11 for i in range(160)] for t in range(12)]
         fx.save_input(self.path("x"), rows, token_ids=range(12))
         self.assertEqual(self.json("check", "t", "--layer", 0, "--input", "x")["tokens"], 12)
+
+    def test_reference_backend(self):
+        self.command("synth", "--shape", "tiny", "t")
+        report = self.json("check", "t", "--layer", 3, "--backend", "reference", "--tokens", 5)
+        self.assertEqual((report["backend"], report["pass"]), ("reference", True))
+
+    def test_the_serving_path_is_judged(self):
+        """`layer` is megamoe_layer_run, which this variable makes return zeros; the stages beside it stay right."""
+        self.command("synth", "--shape", "tiny", "t")
+        report = self.json("check", "t", "--layer", 3, status=1, env={"MEGA_MOE_STATIC": "1"})
+        self.assertEqual([s["stage"] for s in report["stages"] if not s["pass"]], ["layer"])
 
     def test_tables_fit_a_terminal(self):
         self.command("synth", "--shape", "tiny", "t")
@@ -72,7 +90,7 @@ class ScaledGlobals(Case):
         tensors = fx.load(path)
         for name, (dtype, shape, data) in tensors.items():
             if name.endswith(".weight_scale_2") and any(f".{w}." in name for w in which):
-                tensors[name] = (dtype, shape, fx.f32(struct.unpack("<f", data)[0] * 2.0 ** -16))
+                tensors[name] = (dtype, shape, fx.f32(struct.unpack("<f", data)[0] * 2.0**-16))
         fx.save(path, tensors)
 
     def test_bf16_all_of_them(self):
@@ -94,12 +112,27 @@ class Against(Case):
         fx.save_input(self.path("x"), rows)
 
     def dump(self, activations):
-        self.command("run", "t", "--layer", 3, "--input", "x", "--output", "y", "--dump-stages", "s", "--activations", activations)
+        self.command(
+            "run",
+            "t",
+            "--layer",
+            3,
+            "--input",
+            "x",
+            "--output",
+            "y",
+            "--dump-stages",
+            "s",
+            "--activations",
+            activations,
+        )
         return fx.load(self.path("s"))
 
     def judge(self, tensors, activations, status):
         fx.save(self.path("f"), tensors)
-        report = self.json("check", "t", "--layer", 3, "--input", "x", "--against", "f", "--activations", activations, status=status)
+        report = self.json(
+            "check", "t", "--layer", 3, "--input", "x", "--against", "f", "--activations", activations, status=status
+        )
         self.assertEqual(report["backend"], "file")
         return report
 
@@ -111,7 +144,7 @@ class Against(Case):
         tensors = self.dump(activations)
         dtype, shape, data = tensors[name]
         size, data = fx.SIZES[dtype], bytearray(data)
-        data[index * size:(index + 1) * size] = change(bytes(data[index * size:(index + 1) * size]))
+        data[index * size : (index + 1) * size] = change(bytes(data[index * size : (index + 1) * size]))
         tensors[name] = (dtype, shape, bytes(data))
         return self.first_failure(self.judge(tensors, activations, 1))
 
@@ -129,7 +162,7 @@ class Against(Case):
         for name, (dtype, shape, data) in tensors.items():
             if len(shape) > 1 and shape[1] == 3 and name not in ("logits",):
                 step = len(data) // (8 * 3)
-                rows = [data[i:i + step] for i in range(0, len(data), step)]
+                rows = [data[i : i + step] for i in range(0, len(data), step)]
                 data = b"".join(rows[t * 3 + k] for t in range(8) for k in (2, 0, 1))
             turned[name] = (dtype, shape, data)
         del turned["logits"]
@@ -142,8 +175,12 @@ class Against(Case):
         self.assertIn("token 1, slot 2, index 40", off["first_mismatch"])
 
     def test_l2_and_combine(self):
-        self.assertEqual(self.damaged("bf16", "l2", 777, lambda b: fx.f32(struct.unpack("<f", b)[0] + 1))["stage"], "l2")
-        self.assertEqual(self.damaged("bf16", "output", 99, lambda b: fx.bf16(fx.from_bf16(b)[0] + 1))["stage"], "combine")
+        self.assertEqual(
+            self.damaged("bf16", "l2", 777, lambda b: fx.f32(struct.unpack("<f", b)[0] + 1))["stage"], "l2"
+        )
+        self.assertEqual(
+            self.damaged("bf16", "output", 99, lambda b: fx.bf16(fx.from_bf16(b)[0] + 1))["stage"], "combine"
+        )
 
     def test_activation_one_step(self):
         off = self.damaged("bf16", "h", 123, lambda b: struct.pack("<H", struct.unpack("<H", b)[0] ^ 1))
@@ -158,7 +195,10 @@ class Against(Case):
         self.assertEqual(self.damaged("nvfp4", "x_scales", 3, lambda b: bytes([b[0] ^ 1]))["stage"], "stage")
 
     def test_routing(self):
-        self.assertEqual(self.damaged("bf16", "expert_weights", 5, lambda b: fx.f32(struct.unpack("<f", b)[0] * 1.01))["stage"], "route")
+        self.assertEqual(
+            self.damaged("bf16", "expert_weights", 5, lambda b: fx.f32(struct.unpack("<f", b)[0] * 1.01))["stage"],
+            "route",
+        )
         tensors = self.dump("bf16")
         used = fx.values_of(self.path("s"), "expert_ids")[:3]
         other = next(e for e in range(12) if e not in used)
@@ -181,7 +221,7 @@ class Against(Case):
         tensors = self.dump("bf16")
         dtype, shape, data = tensors["l1"]
         half = 96 * 4
-        swapped = b"".join(data[i + half:i + 2 * half] + data[i:i + half] for i in range(0, len(data), 2 * half))
+        swapped = b"".join(data[i + half : i + 2 * half] + data[i : i + half] for i in range(0, len(data), 2 * half))
         tensors["l1"] = (dtype, shape, swapped)
         self.assertEqual(self.first_failure(self.judge(tensors, "bf16", 1))["stage"], "l1")
 

@@ -1,4 +1,5 @@
 """examples/layer.c: under 60 lines, it runs a layer, and its norm is that of the command's output."""
+
 import math
 import os
 import re

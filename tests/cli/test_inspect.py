@@ -1,4 +1,5 @@
 """inspect says what the tensors are, with the keys that tools rely on."""
+
 import unittest
 
 import fx
@@ -9,8 +10,11 @@ LAYER = {"layer", "experts", "hidden", "intermediate", "format", "naming", "rout
 
 class Inspect(Case):
     def test_keys(self):
-        for form, naming, kind, shared in (("modelopt", "modelopt", "nvfp4", "fp8"), ("mxfp4", "deepseek-native", "mxfp4", "fp8"),
-                                           ("compressed-tensors", "compressed-tensors", "nvfp4", "bf16")):
+        for form, naming, kind, shared in (
+            ("modelopt", "modelopt", "nvfp4", "fp8"),
+            ("mxfp4", "deepseek-native", "mxfp4", "fp8"),
+            ("compressed-tensors", "compressed-tensors", "nvfp4", "bf16"),
+        ):
             self.command("synth", "--shape", "tiny", "--format", form, form)
             report = self.json("inspect", form)
             self.assertLessEqual({"model_type", "layers", "anomalies"}, set(report))
@@ -21,11 +25,15 @@ class Inspect(Case):
                 self.assertEqual((layer["experts"], layer["hidden"], layer["intermediate"]), (12, 160, 96))
                 self.assertEqual((layer["naming"], layer["format"]), (naming, kind))
                 self.assertEqual(layer["shared_expert"], {"format": shared})
-                self.assertEqual(layer["router"], {"score": "sqrtsoftplus", "hash": layer["layer"] < 3, "top_k": 3, "scale": 2.5})
+                self.assertEqual(
+                    layer["router"], {"score": "sqrtsoftplus", "hash": layer["layer"] < 3, "top_k": 3, "scale": 2.5}
+                )
             size = sum(len(v[2]) for v in fx.load(self.path(form, "model-00001-of-00001.safetensors")).values())
             scalars = 2 * 4 * 36 * 4 if kind == "nvfp4" else 0
             table = 3 * 512 * 3 * 8
-            self.assertAlmostEqual(sum(l["bytes"] for l in report["layers"]), size - scalars, delta=scalars + table + 1)
+            self.assertAlmostEqual(
+                sum(l["bytes"] for l in report["layers"]), size - scalars, delta=scalars + table + 1
+            )
             self.assertEqual([a for a in report["anomalies"] if a["severity"] == "error"], [])
 
     def test_synth_has_no_contradictions(self):
@@ -75,7 +83,7 @@ class Inspect(Case):
         self.assertEqual(ranks[1], report["bytes"])
         expert = report["layers"][0]["expert_bytes"]
         self.assertEqual(ranks[1] - ranks[4], 4 * 9 * expert)  # four layers, 12 experts against 3
-        self.assertEqual(ranks[64], ranks[16])                 # nobody holds less than one expert
+        self.assertEqual(ranks[64], ranks[16])  # nobody holds less than one expert
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """Damage, of themes A1, B1, B2, D, H1, H2 and H3: each kind has its answer by value, or one sentence and no output."""
+
 import json
 import os
 import struct
@@ -12,13 +13,27 @@ from command import Case
 class Refusals(Case):
     def attempt(self, checkpoint, activations="nvfp4", ids=((0,),), names=(), status=None, options=()):
         fx.save_input(self.path("x"), [fx.one_hot()] * len(ids), ids, [[1.0]] * len(ids))
-        return self.refused("run", checkpoint, "--layer", 0, "--input", "x", "--output", "y", "--activations",
-                            activations, *options, names=names, status=status)
+        return self.refused(
+            "run",
+            checkpoint,
+            "--layer",
+            0,
+            "--input",
+            "x",
+            "--output",
+            "y",
+            "--activations",
+            activations,
+            *options,
+            names=names,
+            status=status,
+        )
 
     def output(self, checkpoint, activations="nvfp4", ids=((0,),), options=()):
         fx.save_input(self.path("x"), [fx.one_hot()] * len(ids), ids, [[1.0]] * len(ids))
-        self.command("run", checkpoint, "--layer", 0, "--input", "x", "--output", "y", "--activations", activations,
-                     *options)
+        self.command(
+            "run", checkpoint, "--layer", 0, "--input", "x", "--output", "y", "--activations", activations, *options
+        )
         return set(fx.values_of(self.path("y"), "output"))
 
 
@@ -35,7 +50,14 @@ class Scales(Refusals):
         self.attempt(f.write(self.path("ckpt")), ids=[[1]], names=["expert"])
 
     def test_b1_bad_input_scales(self):
-        values = {"missing": None, "zero": 0.0, "denormal": 1e-40, "nan": float("nan"), "inf": float("inf"), "negative": -1.0}
+        values = {
+            "missing": None,
+            "zero": 0.0,
+            "denormal": 1e-40,
+            "nan": float("nan"),
+            "inf": float("inf"),
+            "negative": -1.0,
+        }
         for name, value in values.items():
             f = fx.FX()
             f.inputs[1]["gate"] = value
@@ -43,7 +65,10 @@ class Scales(Refusals):
             self.attempt(name, names=["input_scale", "experts 1", "--input-global"])
             for options in (["--input-global", "token"], ["--input-global", "unit"]):
                 self.assertEqual(self.output(name, options=options), {0.75})
-            self.assertEqual(self.output(name, "bf16"), self.output(name, "bf16", ids=[[1]]))
+            fx.FX().write(self.path("whole"))
+            for expert in (0, 1):  # bf16 activations never look at input_scale: the same bits, and nothing said
+                self.assertEqual(self.output(name, "bf16", ids=[[expert]]), self.output("whole", "bf16"))
+                self.assertEqual(self.stderr, "")
 
     def test_b1_bad_intermediate_scale(self):
         f = fx.FX()
@@ -52,17 +77,31 @@ class Scales(Refusals):
         self.assertEqual(self.output("ckpt", options=["--intermediate-global", "unit"]), {0.75})
 
     def test_b1_compressed_tensors(self):
-        for name, value in (("zero", 0.0), ("inf", float("inf"))):
+        """The inverse: 0 would be an infinite scale, infinity a scale of 0."""
+        for name, value in (("zero", 0.0), ("inf", float("inf")), ("nan", float("nan")), ("negative", -1.0)):
             f = fx.FX(style="compressed-tensors")
             key = f"{f.prefix}.experts.1.gate_proj.input_global_scale"
             f.extra[key] = fx.tensor("F32", [1], fx.f32(value))
-            self.attempt(f.write(self.path(name)), names=["experts 1"])
+            self.attempt(f.write(self.path(name)), names=["gate and up", "experts 1", "--input-global"])
+            for options in (["--input-global", "token"], ["--input-global", "unit"]):
+                for expert in (0, 1):
+                    self.assertEqual(self.output(name, ids=[[expert]], options=options), {0.75})
+            whole = fx.FX(style="compressed-tensors").write(self.path("whole"))
+            for expert in (0, 1):
+                self.assertEqual(self.output(name, "bf16", ids=[[expert]]), self.output(whole, "bf16"))
+
+    def test_b1_an_expert_that_no_token_visits(self):
+        """The scale is the layer's: refused whether or not a token goes to expert 1, and whether it is loaded."""
+        f = fx.FX()
+        f.inputs[1]["up"] = None
+        f.write(self.path("ckpt"))
+        self.attempt("ckpt", names=["experts 1"], options=["--experts", "0:1"])
 
     def nan_scale(self, code):
         f = fx.FX()
         f.scales[1]["down"][3 * 4 + 2] = 0x7F
         row = 3 * 32 + 2 * 8
-        f.codes[1]["down"][row:row + 8] = bytes([code] + [0] * 7)
+        f.codes[1]["down"][row : row + 8] = bytes([code] + [0] * 7)
         return f
 
     def test_b2_nan_scale_is_refused_with_its_place(self):
@@ -74,10 +113,20 @@ class Scales(Refusals):
         self.assertEqual((kinds["nan-scale"]["layer"], kinds["nan-scale"]["expert"]), (0, 1))
 
     def test_b2_repaired(self):
+        """Read as 448: nothing where the codes are zero, 448 times the code elsewhere; never 480, never NaN."""
+        fx.FX().write(self.path("whole"))
         self.nan_scale(0).write(self.path("zeros"))
-        self.assertEqual(self.output("zeros", ids=[[1]], options=["--repair-nan-scales"]), {0.75})
         self.nan_scale(2).write(self.path("one"))
-        self.assertEqual(self.output("one", ids=[[1]], options=["--repair-nan-scales"]), {0.75, 448 * 0.75})
+        for backend in ("cpu", "reference"):
+            for activations, h in (("nvfp4", 0.75), ("bf16", fx.from_bf16(fx.bf16(0.7640760))[0])):
+                options = ["--repair-nan-scales", "--backend", backend]
+                self.assertEqual(self.output("zeros", activations, [[1]], options), {h})
+                repaired = fx.from_bf16(fx.bf16(448 * h + h))[0]  # column 32 of row 3, and the identity's own 1
+                self.assertEqual(self.output("one", activations, [[1]], options), {h, repaired})
+                values = fx.values_of(self.path("y"), "output")
+                self.assertEqual((values[3], values.count(h)), (repaired, 63))
+        kinds = {a["kind"]: a["detail"] for a in self.json("inspect", "one", "--scan")["anomalies"]}
+        self.assertIn("[3, 2]", kinds["nan-scale"])
 
     def test_negative_scale(self):
         f = fx.FX()
@@ -96,7 +145,7 @@ class Headers(Refusals):
     def test_bad_lengths(self):
         body = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}' + b"x"
         size = len(body) + 8
-        for length in (2 ** 64 - 1, 2 ** 63, size, size - 7, 0, 1, 100 * 1000 * 1000 + 1):
+        for length in (2**64 - 1, 2**63, size, size - 7, 0, 1, 100 * 1000 * 1000 + 1):
             started = time.monotonic()
             self.refused("inspect", self.file(struct.pack("<Q", length) + body), names=["f.safetensors"])
             self.assertLess(time.monotonic() - started, 2)
@@ -105,7 +154,8 @@ class Headers(Refusals):
 
     def test_bad_syntax(self):
         nested = b'{"a":' + b"[" * 200 + b"]" * 200 + b"}"
-        twice = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+        one = b'"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
+        twice = b"{" + one + b"," + one + b"}"
         for text in (b"x", b"[]", b"{", nested, b'{"a":1}', twice, b'{"a":{"dtype":"U8"}}'):
             self.refused("inspect", self.file(struct.pack("<Q", len(text)) + text + b"x"), names=["f.safetensors"])
 
@@ -116,7 +166,7 @@ class Headers(Refusals):
             with open(self.path("g.safetensors"), "rb") as file:
                 data = file.read()
             old = struct.unpack("<Q", data[:8])[0]
-            self.file(struct.pack("<Q", length) + data[8:8 + old].ljust(length) + data[8 + old:])
+            self.file(struct.pack("<Q", length) + data[8 : 8 + old].ljust(length) + data[8 + old :])
             self.assertEqual(self.json("inspect", "f.safetensors")["layers"][0]["experts"], 2)
 
 
@@ -132,7 +182,7 @@ class Bytes(Refusals):
         with open(path, "rb") as file:
             data = bytearray(file.read())
         length = struct.unpack("<Q", data[:8])[0]
-        header, body = json.loads(data[8:8 + length]), data[8 + length:]
+        header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
         change(header, body)
         with open(path, "wb") as file:
             file.write(fx.header_bytes(header) + bytes(body))
@@ -150,11 +200,16 @@ class Bytes(Refusals):
             return lambda header, body: header[name].update(data_offsets=[begin, end])
 
         first = "model.layers.0.mlp.experts.0.gate_proj.weight"
-        changes = [offsets(0, 2048), offsets(9000, 8000), offsets(0, 2 ** 64 - 1), offsets(-5, 2043),
-                   lambda header, body: header[name].update(shape=[2 ** 40, 2 ** 40]),
-                   lambda header, body: header[name].update(shape=[64, 31]),
-                   lambda header, body: header[name].update(dtype="U7"),
-                   lambda header, body: header.pop(first)]  # a hole
+        changes = [
+            offsets(0, 2048),
+            offsets(9000, 8000),
+            offsets(0, 2**64 - 1),
+            offsets(-5, 2043),
+            lambda header, body: header[name].update(shape=[2**40, 2**40]),
+            lambda header, body: header[name].update(shape=[64, 31]),
+            lambda header, body: header[name].update(dtype="U7"),
+            lambda header, body: header.pop(first),
+        ]  # a hole
         for number, change in enumerate(changes):
             with self.subTest(number):
                 self.edit(change)
@@ -203,7 +258,9 @@ class Accounts(Refusals):
         name = f"{f.prefix}.experts.1.down_proj.weight_scale"
         f.extra[name + "2"] = f.tensors()[name + "_2"]
         f.without = {name + "_2"}
-        self.attempt(f.write(self.path("ckpt")), ids=[[1]], names=["expert 1", f"{f.prefix}.experts.1.down_proj.weight"])
+        self.attempt(
+            f.write(self.path("ckpt")), ids=[[1]], names=["expert 1", f"{f.prefix}.experts.1.down_proj.weight"]
+        )
 
     def test_expert_counts(self):
         f = fx.FX()
@@ -237,15 +294,29 @@ class Inputs(Refusals):
     def test_bad_inputs(self):
         fx.FX().write(self.path("ckpt"))
         hidden = fx.tensor("BF16", [1, 64], fx.bf16(*fx.one_hot()))
-        cases = [({}, ["hidden"]),
-                 ({"hidden": fx.tensor("BF16", [1, 32], fx.bf16(*[0.0] * 32))}, ["[1, 32]", "[1, 64]"]),
-                 ({"hidden": fx.tensor("F16", [1, 64], bytes(128))}, ["BF16 or F32"]),
-                 ({"hidden": hidden, "expert_ids": fx.tensor("I32", [1, 1], fx.i32(0))}, ["expert_weights"]),
-                 ({"hidden": hidden, "expert_ids": fx.tensor("I32", [2, 1], fx.i32(0, 0)),
-                   "expert_weights": fx.tensor("F32", [2, 1], fx.f32(1, 1))}, ["[2, 1]", "[1, 1]"]),
-                 ({"hidden": hidden, "expert_ids": fx.tensor("F32", [1, 1], fx.f32(0)),
-                   "expert_weights": fx.tensor("F32", [1, 1], fx.f32(1))}, ["expert_ids", "I32"]),
-                 ({"hidden": hidden, "token_ids": fx.tensor("I64", [3], fx.i64(1, 2, 3))}, ["token_ids", "[3]", "[1]"])]
+        cases = [
+            ({}, ["hidden"]),
+            ({"hidden": fx.tensor("BF16", [1, 32], fx.bf16(*[0.0] * 32))}, ["[1, 32]", "[1, 64]"]),
+            ({"hidden": fx.tensor("F16", [1, 64], bytes(128))}, ["BF16 or F32"]),
+            ({"hidden": hidden, "expert_ids": fx.tensor("I32", [1, 1], fx.i32(0))}, ["expert_weights"]),
+            (
+                {
+                    "hidden": hidden,
+                    "expert_ids": fx.tensor("I32", [2, 1], fx.i32(0, 0)),
+                    "expert_weights": fx.tensor("F32", [2, 1], fx.f32(1, 1)),
+                },
+                ["[2, 1]", "[1, 1]"],
+            ),
+            (
+                {
+                    "hidden": hidden,
+                    "expert_ids": fx.tensor("F32", [1, 1], fx.f32(0)),
+                    "expert_weights": fx.tensor("F32", [1, 1], fx.f32(1)),
+                },
+                ["expert_ids", "I32"],
+            ),
+            ({"hidden": hidden, "token_ids": fx.tensor("I64", [3], fx.i64(1, 2, 3))}, ["token_ids", "[3]", "[1]"]),
+        ]
         for tensors, names in cases:
             fx.save(self.path("x"), tensors)
             self.refused("run", "ckpt", "--layer", 0, "--input", "x", "--output", "y", names=names)

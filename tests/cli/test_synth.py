@@ -1,4 +1,5 @@
 """synth writes the published layouts, the same bytes every time, and any subset of them."""
+
 import json
 import os
 import unittest
@@ -84,7 +85,7 @@ class Synth(Case):
         self.assertEqual(contents(self.path("whole", "config.json")), contents(self.path("again", "config.json")))
 
     def test_realistic_spread(self):
-        """Codes as of Gaussian weights: every code, the large ones rare, each block reaching 6; scales of many sizes."""
+        """Codes as of Gaussian weights: every code, the large ones rare, each block reaching 6; many scales."""
         t = self.make("a", "--shape", "tiny")
         codes = t["layers.0.ffn.experts.3.w1.weight"][2]
         counts = [0] * 16
@@ -93,14 +94,14 @@ class Synth(Case):
             counts[byte >> 4] += 1
         self.assertTrue(all(counts[:8]) and all(counts[9:]))
         for start in range(0, len(codes), 8):
-            block = codes[start:start + 8]
+            block = codes[start : start + 8]
             self.assertIn(7, [c & 7 for b in block for c in (b, b >> 4)])
         scales = t["layers.0.ffn.experts.3.w1.weight_scale"][2]
         self.assertGreater(len(set(scales)), 20)
         self.assertTrue(all(0 < s < 0x7F for s in scales))
         table = t["layers.0.ffn.gate.tid2eid"][2]
         for token in range(512):
-            row = [int.from_bytes(table[(3 * token + k) * 8:(3 * token + k + 1) * 8], "little") for k in range(3)]
+            row = [int.from_bytes(table[(3 * token + k) * 8 : (3 * token + k + 1) * 8], "little") for k in range(3)]
             self.assertEqual(len(set(row)), 3)
             self.assertTrue(all(e < 12 for e in row))
 

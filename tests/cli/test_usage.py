@@ -1,4 +1,5 @@
 """What a new user meets: help, typing mistakes, versions, error objects."""
+
 import unittest
 
 import fx
@@ -16,7 +17,7 @@ class Help(Case):
     def test_every_command_shows_an_example(self):
         for name in COMMANDS:
             out = self.command(name, "--help")
-            self.assertIn(f"megamoe {name} ", out[out.index("Example"):])
+            self.assertIn(f"megamoe {name}", out[out.index("Example") :])
             self.assertIn("--json", out)
             for line in out.split("\n"):
                 self.assertLessEqual(len(line), 80, f"{name}: {line}")
@@ -75,8 +76,11 @@ class Typing(Case):
         self.refused("doctor", env={"MEGAMOE_BACKEND": "abacus"}, names=["MEGAMOE_BACKEND", "abacus"])
 
     def test_missing_files(self):
-        for command in (("inspect", "nowhere"), ("check", "nowhere"),
-                        ("run", "nowhere", "--layer", 0, "--input", "x", "--output", "y")):
+        for command in (
+            ("inspect", "nowhere"),
+            ("check", "nowhere"),
+            ("run", "nowhere", "--layer", 0, "--input", "x", "--output", "y"),
+        ):
             self.refused(*command, names=["nowhere"], status="IO_ERROR")
 
 

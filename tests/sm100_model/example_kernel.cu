@@ -10,10 +10,13 @@ SM100_DEVICE uint64_t operand_desc(uint32_t addr) {
     return 0x4000404000010000ull | ((addr & 0x3FFFF) >> 4);
 }
 // No swizzle, 128 bytes from one group of eight 16-byte rows to the next.
-SM100_DEVICE uint64_t scale_desc(uint32_t addr) { return 0x0000400800000000ull | ((addr & 0x3FFFF) >> 4); }
+SM100_DEVICE uint64_t scale_desc(uint32_t addr) {
+    return 0x0000400800000000ull | ((addr & 0x3FFFF) >> 4);
+}
 
 SM100_DEVICE void wait_for(uint32_t bar, uint32_t parity) {
-    while (!ptx::mbarrier_try_wait_parity(bar, parity)) {}
+    while (!ptx::mbarrier_try_wait_parity(bar, parity)) {
+    }
 }
 
 SM100_DEVICE void load_and_multiply(const struct example_args &args, uint32_t base, uint32_t taddr) {

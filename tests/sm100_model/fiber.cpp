@@ -4,8 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#if !defined(__x86_64__)
-#include <ucontext.h>
+#if defined(__x86_64__) && !defined(SM100_MODEL_UCONTEXT)
+#    define FIBER_ASSEMBLY
+#else
+#    include <ucontext.h>
 #endif
 
 static constexpr size_t guard_bytes = 64 * 1024; // a multiple of every page size in use
@@ -33,7 +35,7 @@ void *fiber_stack(void *stacks, size_t index) {
     return static_cast<char *>(stacks) + index * (fiber_stack_bytes + guard_bytes) + guard_bytes;
 }
 
-#if defined(__x86_64__)
+#if defined(FIBER_ASSEMBLY)
 
 extern "C" void sm100_fiber_switch(void **from, void *to);
 extern "C" void sm100_fiber_start(void);
@@ -63,7 +65,9 @@ void fiber_prepare(Fiber &fiber, void *stack, size_t stack_bytes, void (*entry)(
     fiber.state = sp;
 }
 
-void fiber_switch(Fiber &from, Fiber &to) { sm100_fiber_switch(&from.state, to.state); }
+void fiber_switch(Fiber &from, Fiber &to) {
+    sm100_fiber_switch(&from.state, to.state);
+}
 
 #else
 

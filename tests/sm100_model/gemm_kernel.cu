@@ -1,6 +1,6 @@
-// A persistent NVFP4 GEMM with everything a real kernel has: a TMA ring, per-stage scale columns, accumulator stages, an
-// epilogue with TMA stores, one CTA or pairs. It exists to be broken: args.fault plants one of the mistakes listed in
-// gemm_kernel.h. D[tiles * 128 * cta_group][n] = A * B^T in fp32; every cluster takes `tiles` row blocks.
+// A persistent NVFP4 GEMM with everything a real kernel has: a TMA ring, per-stage scale columns, accumulator stages,
+// an epilogue with TMA stores, one CTA or pairs. It exists to be broken: args.fault plants one of the mistakes listed
+// in gemm_kernel.h. D[tiles * 128 * cta_group][n] = A * B^T in fp32; every cluster takes `tiles` row blocks.
 //
 // Warps: 0 loads, 1 issues mma (leader CTA), 2 allocates, 4..7 are the epilogue.
 #include "../../src/backend/sm100/device.h"
@@ -23,7 +23,8 @@ struct gemm_place {
 };
 
 SM100_DEVICE void wait_for(uint32_t bar, uint32_t parity) {
-    while (!ptx::mbarrier_try_wait_parity(bar, parity)) {}
+    while (!ptx::mbarrier_try_wait_parity(bar, parity)) {
+    }
 }
 
 SM100_DEVICE uint32_t stage_address(const struct gemm_args &args, const struct gemm_place &p, uint32_t s) {
@@ -36,7 +37,8 @@ SM100_DEVICE uint32_t stage_address(const struct gemm_args &args, const struct g
 // ---- Loads. ----
 
 template <int cta_group>
-SM100_DEVICE void load_stage(const struct gemm_args &args, const struct gemm_place &p, uint32_t s, uint32_t tile, uint32_t k) {
+SM100_DEVICE void load_stage(const struct gemm_args &args, const struct gemm_place &p, uint32_t s, uint32_t tile,
+                             uint32_t k) {
     const uint32_t at = stage_address(args, p, s), n_own = args.n / cta_group, sfb_blocks = (args.n + 127) / 128;
     const uint32_t bytes = a_bytes + n_own * 128 + 2048 + sfb_blocks * 2048;
     uint32_t bar = p.full + 8 * s;
@@ -45,8 +47,10 @@ SM100_DEVICE void load_stage(const struct gemm_args &args, const struct gemm_pla
         if (args.fault == FAULT_EXPECT_MORE) expected += 16;
         if (args.fault == FAULT_EXPECT_LESS) expected -= 16;
         if (args.fault == FAULT_EXPECT_ONE_CTA) expected = bytes;
-        if (args.fault == FAULT_NO_EXPECT) ptx::mbarrier_arrive(bar);
-        else ptx::mbarrier_arrive_expect_tx(bar, expected);
+        if (args.fault == FAULT_NO_EXPECT)
+            ptx::mbarrier_arrive(bar);
+        else
+            ptx::mbarrier_arrive_expect_tx(bar, expected);
     }
     if (args.fault != FAULT_PEER_BARRIER) bar &= p.leader_mask;
     const int32_t row_a = (int32_t)((tile * cta_group + p.rank) * 128), block = (int32_t)(8 * k);
@@ -54,19 +58,21 @@ SM100_DEVICE void load_stage(const struct gemm_args &args, const struct gemm_pla
     if constexpr (cta_group == 1) {
         ptx::cp_async_bulk_tensor_2d(at, &args.map_a, (int32_t)(128 * k), row_a, bar, ptx::cache_evict_first);
         ptx::cp_async_bulk_tensor_2d(at + a_bytes, &args.map_b, (int32_t)(128 * k), 0, bar, ptx::cache_evict_normal);
-        ptx::cp_async_bulk_tensor_2d(at + sfa_offset, &args.map_sfa, 0, row_a / 128 * rows_sf + block, bar, ptx::cache_evict_first);
+        ptx::cp_async_bulk_tensor_2d(at + sfa_offset, &args.map_sfa, 0, row_a / 128 * rows_sf + block, bar,
+                                     ptx::cache_evict_first);
         for (uint32_t b = 0; b < sfb_blocks; b++)
-            ptx::cp_async_bulk_tensor_2d(at + sfb_offset + 2048 * b, &args.map_sfb, 0, (int32_t)b * rows_sf + block, bar,
-                                         ptx::cache_evict_normal);
+            ptx::cp_async_bulk_tensor_2d(at + sfb_offset + 2048 * b, &args.map_sfb, 0, (int32_t)b * rows_sf + block,
+                                         bar, ptx::cache_evict_normal);
     } else {
-        ptx::cp_async_bulk_tensor_2d_cta_group_2(at, &args.map_a, (int32_t)(128 * k), row_a, bar, ptx::cache_evict_first);
-        ptx::cp_async_bulk_tensor_2d_cta_group_2(at + a_bytes, &args.map_b, (int32_t)(128 * k), (int32_t)(p.rank * n_own), bar,
-                                                 ptx::cache_evict_normal);
+        ptx::cp_async_bulk_tensor_2d_cta_group_2(at, &args.map_a, (int32_t)(128 * k), row_a, bar,
+                                                 ptx::cache_evict_first);
+        ptx::cp_async_bulk_tensor_2d_cta_group_2(at + a_bytes, &args.map_b, (int32_t)(128 * k),
+                                                 (int32_t)(p.rank * n_own), bar, ptx::cache_evict_normal);
         ptx::cp_async_bulk_tensor_2d_cta_group_2(at + sfa_offset, &args.map_sfa, 0, row_a / 128 * rows_sf + block, bar,
                                                  ptx::cache_evict_first);
         for (uint32_t b = 0; b < sfb_blocks; b++)
-            ptx::cp_async_bulk_tensor_2d_cta_group_2(at + sfb_offset + 2048 * b, &args.map_sfb, 0, (int32_t)b * rows_sf + block,
-                                                     bar, ptx::cache_evict_normal);
+            ptx::cp_async_bulk_tensor_2d_cta_group_2(at + sfb_offset + 2048 * b, &args.map_sfb, 0,
+                                                     (int32_t)b * rows_sf + block, bar, ptx::cache_evict_normal);
     }
 }
 
@@ -81,7 +87,8 @@ SM100_DEVICE void load_loop(const struct gemm_args &args, const struct gemm_plac
         }
     // Commits may still be on their way to our mbarriers: see them all before this CTA may end.
     if (args.fault == FAULT_NO_DRAIN) return;
-    for (uint32_t last = i < stages ? 0 : i - stages; last < i; last++) wait_for(p.empty + 8 * (last % stages), last / stages & 1);
+    for (uint32_t last = i < stages ? 0 : i - stages; last < i; last++)
+        wait_for(p.empty + 8 * (last % stages), last / stages & 1);
 }
 
 // ---- mma. ----
@@ -107,26 +114,31 @@ template <int cta_group> SM100_DEVICE uint32_t instruction_desc(const struct gem
 
 // One step of 64 elements: scales to tensor memory, then the mma. They stay in order by themselves.
 template <int cta_group>
-SM100_DEVICE void mma_step(const struct gemm_args &args, uint32_t at, uint32_t k, uint32_t d, uint32_t sfa, uint32_t accumulate) {
+SM100_DEVICE void mma_step(const struct gemm_args &args, uint32_t at, uint32_t k, uint32_t d, uint32_t sfa,
+                           uint32_t accumulate) {
     const uint32_t sfb = sfa + 4, step = args.fault == FAULT_K_STEP ? 4 : 2;
-    if (args.fault == FAULT_NO_WARPX4) ptx::tcgen05_cp_128x128b<cta_group>(sfa, scale_desc(args, at + sfa_offset + 512 * k));
-    else ptx::tcgen05_cp_32x128b_warpx4<cta_group>(sfa, scale_desc(args, at + sfa_offset + 512 * k));
+    if (args.fault == FAULT_NO_WARPX4)
+        ptx::tcgen05_cp_128x128b<cta_group>(sfa, scale_desc(args, at + sfa_offset + 512 * k));
+    else
+        ptx::tcgen05_cp_32x128b_warpx4<cta_group>(sfa, scale_desc(args, at + sfa_offset + 512 * k));
     for (uint32_t b = 0; b < (args.n + 127) / 128; b++) {
         if (args.fault == FAULT_SCALE_ROWS_MISSING && b) break;
         ptx::tcgen05_cp_32x128b_warpx4<cta_group>(sfb + 4 * b, scale_desc(args, at + sfb_offset + 2048 * b + 512 * k));
     }
     const bool swapped = args.fault == FAULT_SCALES_SWAPPED;
-    ptx::tcgen05_mma_mxf4nvf4_block16<cta_group>(d, operand_desc(args, at) + step * k, operand_desc(args, at + a_bytes) + step * k,
-                                                 instruction_desc<cta_group>(args), swapped ? sfb : sfa, swapped ? sfa : sfb,
-                                                 accumulate);
+    ptx::tcgen05_mma_mxf4nvf4_block16<cta_group>(
+        d, operand_desc(args, at) + step * k, operand_desc(args, at + a_bytes) + step * k,
+        instruction_desc<cta_group>(args), swapped ? sfb : sfa, swapped ? sfa : sfb, accumulate);
 }
 
 template <int cta_group> SM100_DEVICE void commit_to(const struct gemm_args &args, uint32_t bar) {
 #if !defined(__CUDACC__) // ptxas refuses a kernel that mixes values of cta_group
     if (args.fault == FAULT_MIXED_GROUP) return ptx::tcgen05_commit<3 - cta_group>(bar);
 #endif
-    if (cta_group == 1 || args.fault == FAULT_NO_MULTICAST) ptx::tcgen05_commit<cta_group>(bar);
-    else ptx::tcgen05_commit_multicast<cta_group>(bar, 3);
+    if (cta_group == 1 || args.fault == FAULT_NO_MULTICAST)
+        ptx::tcgen05_commit<cta_group>(bar);
+    else
+        ptx::tcgen05_commit_multicast<cta_group>(bar, 3);
 }
 
 template <int cta_group>
@@ -156,8 +168,8 @@ SM100_DEVICE void mma_loop(const struct gemm_args &args, const struct gemm_place
 // ---- Epilogue. ----
 
 // 32 columns of this thread's row, through 128-byte swizzled staging, to D.
-SM100_DEVICE void store_columns(const struct gemm_args &args, const struct gemm_place &p, const uint32_t (&r)[32], uint32_t row,
-                                uint32_t first_row, uint32_t n) {
+SM100_DEVICE void store_columns(const struct gemm_args &args, const struct gemm_place &p, const uint32_t (&r)[32],
+                                uint32_t row, uint32_t first_row, uint32_t n) {
     const uint32_t staging = p.base + staging_offset;
     SM100_UNROLL
     for (uint32_t u = 0; u < 8; u++) {
@@ -206,7 +218,8 @@ SM100_DEVICE void epilogue_loop(const struct gemm_args &args, const struct gemm_
         const uint32_t tempty = args.fault == FAULT_LOCAL_ARRIVE ? own : ptx::mapa_shared_cluster(own, 0);
         wait_for(p.tfull + 8 * acc, t / p.accumulators & 1);
         if (args.fault != FAULT_NO_FENCE_AFTER) ptx::tcgen05_fence_after_thread_sync();
-        epilogue_tile<cta_group>(args, p, taddr + 128 * acc, warp, tempty, ((first_tile + t) * cta_group + p.rank) * 128);
+        epilogue_tile<cta_group>(args, p, taddr + 128 * acc, warp, tempty,
+                                 ((first_tile + t) * cta_group + p.rank) * 128);
     }
     if (ptx::tid_x() % 128 == 0) ptx::cp_async_bulk_wait_group<0>();
 }
@@ -237,7 +250,14 @@ SM100_DEVICE void cluster_sync(void) {
 template <int cta_group> SM100_DEVICE void gemm_body(const struct gemm_args &args) {
     const uint32_t base = shared_base(), bars = base + bar_offset;
     const uint32_t rank = cta_group == 2 ? ptx::cluster_ctarank() : 0;
-    const struct gemm_place p = {base, bars, bars + 32, bars + 64, bars + 96, bars + 128, rank, cta_group == 2 ? 0xFEFFFFFFu : ~0u,
+    const struct gemm_place p = {base,
+                                 bars,
+                                 bars + 32,
+                                 bars + 64,
+                                 bars + 96,
+                                 bars + 128,
+                                 rank,
+                                 cta_group == 2 ? 0xFEFFFFFFu : ~0u,
                                  args.n <= 128 ? 2u : 1u};
     const uint32_t warp = ptx::shfl_sync_idx(ptx::tid_x() / 32, 0, 0xffffffffu);
     const uint32_t first_tile = ptx::ctaid_x() / cta_group * args.tiles;
@@ -251,11 +271,13 @@ template <int cta_group> SM100_DEVICE void gemm_body(const struct gemm_args &arg
     } else if (warp == 1) {
         const uint32_t taddr = ptx::ld_shared_u32(p.slot) + (args.fault == FAULT_COLUMN_OFFSET ? 32 : 0);
         const bool issues = rank == 0 || args.fault == FAULT_BOTH_ISSUE;
-        if (issues && (args.fault == FAULT_NO_ELECT || ptx::elect_sync(0xffffffffu))) mma_loop<cta_group>(args, p, taddr);
+        if (issues && (args.fault == FAULT_NO_ELECT || ptx::elect_sync(0xffffffffu)))
+            mma_loop<cta_group>(args, p, taddr);
     } else if (warp >= 4) {
         epilogue_loop<cta_group>(args, p, ptx::ld_shared_u32(p.slot), warp, first_tile);
     }
-    if (args.fault == FAULT_DEALLOC_EARLY && warp == 2) ptx::tcgen05_dealloc<cta_group>(ptx::ld_shared_u32(p.slot), 512);
+    if (args.fault == FAULT_DEALLOC_EARLY && warp == 2)
+        ptx::tcgen05_dealloc<cta_group>(ptx::ld_shared_u32(p.slot), 512);
     ptx::bar_warp_sync(0xffffffffu);
     ptx::tcgen05_fence_before_thread_sync();
     if (args.fault == FAULT_NO_CLUSTER_BARRIER && rank == 1) {
@@ -269,5 +291,9 @@ template <int cta_group> SM100_DEVICE void gemm_body(const struct gemm_args &arg
     }
 }
 
-SM100_KERNEL(256) void gemm_kernel_1(SM100_ARGS(struct gemm_args, args)) { gemm_body<1>(args); }
-SM100_KERNEL(256) void gemm_kernel_2(SM100_ARGS(struct gemm_args, args)) { gemm_body<2>(args); }
+SM100_KERNEL(256) void gemm_kernel_1(SM100_ARGS(struct gemm_args, args)) {
+    gemm_body<1>(args);
+}
+SM100_KERNEL(256) void gemm_kernel_2(SM100_ARGS(struct gemm_args, args)) {
+    gemm_body<2>(args);
+}

@@ -30,7 +30,8 @@ static inline size_t gemm_scale_offset(uint32_t row, uint32_t group, uint32_t k)
     return ((size_t)(row / 128) * (k / 64) + group / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + group % 4;
 }
 
-static inline void gemm_decode(const uint8_t *codes, const uint8_t *scales, uint32_t rows, uint32_t k, std::vector<float> &to) {
+static inline void gemm_decode(const uint8_t *codes, const uint8_t *scales, uint32_t rows, uint32_t k,
+                               std::vector<float> &to) {
     to.resize((size_t)rows * k);
     for (uint32_t r = 0; r < rows; r++)
         for (uint32_t i = 0; i < k; i++)
@@ -38,8 +39,9 @@ static inline void gemm_decode(const uint8_t *codes, const uint8_t *scales, uint
                                     gemm_e4m3(scales[gemm_scale_offset(r, i / 16, k)]);
 }
 
-static inline void gemm_map(struct sm100_tensor_map *map, enum sm100_model_data_type type, void *p, uint64_t columns, uint64_t rows,
-                            uint64_t pitch, uint32_t box0, uint32_t box1, enum sm100_model_swizzle swizzle) {
+static inline void gemm_map(struct sm100_tensor_map *map, enum sm100_model_data_type type, void *p, uint64_t columns,
+                            uint64_t rows, uint64_t pitch, uint32_t box0, uint32_t box1,
+                            enum sm100_model_swizzle swizzle) {
     const uint64_t dims[] = {columns, rows}, strides[] = {pitch};
     const uint32_t box[] = {box0, box1};
     if (sm100_model_tensor_map_encode(map, type, 2, p, dims, strides, box, swizzle)) {
@@ -49,8 +51,8 @@ static inline void gemm_map(struct sm100_tensor_map *map, enum sm100_model_data_
 }
 
 // integer: scales are small powers of two, so that every partial sum is exact in fp32 in any order.
-static inline void gemm_open(GemmProblem &p, uint32_t cta_group, uint32_t clusters, uint32_t tiles, uint32_t n, uint32_t k_tiles,
-                             bool integer, uint64_t seed) {
+static inline void gemm_open(GemmProblem &p, uint32_t cta_group, uint32_t clusters, uint32_t tiles, uint32_t n,
+                             uint32_t k_tiles, bool integer, uint64_t seed) {
     p.cta_group = cta_group, p.clusters = clusters, p.tiles = tiles, p.n = n, p.k_tiles = k_tiles;
     p.m = clusters * tiles * 128 * cta_group, p.k = 256 * k_tiles;
     const uint32_t n_padded = (n + 127) / 128 * 128;
@@ -63,8 +65,10 @@ static inline void gemm_open(GemmProblem &p, uint32_t cta_group, uint32_t cluste
     Random random = {seed * 77 + 5};
     for (size_t i = 0; i < (size_t)p.m * p.k / 2; i++) p.a[i] = (uint8_t)random.next();
     for (size_t i = 0; i < (size_t)n * p.k / 2; i++) p.b[i] = (uint8_t)random.next();
-    for (size_t i = 0; i < sfa_bytes; i++) p.sfa[i] = (uint8_t)(integer ? 0x30 + 8 * random.below(3) : 0x20 + random.below(0x30));
-    for (size_t i = 0; i < sfb_bytes; i++) p.sfb[i] = (uint8_t)(integer ? 0x30 + 8 * random.below(3) : 0x20 + random.below(0x30));
+    for (size_t i = 0; i < sfa_bytes; i++)
+        p.sfa[i] = (uint8_t)(integer ? 0x30 + 8 * random.below(3) : 0x20 + random.below(0x30));
+    for (size_t i = 0; i < sfb_bytes; i++)
+        p.sfb[i] = (uint8_t)(integer ? 0x30 + 8 * random.below(3) : 0x20 + random.below(0x30));
     gemm_map(&p.args.map_a, SM100_MODEL_U8, p.a, p.k / 2, p.m, p.k / 2, 128, 128, SM100_MODEL_SWIZZLE_128B);
     gemm_map(&p.args.map_b, SM100_MODEL_U8, p.b, p.k / 2, n, p.k / 2, 128, n / cta_group, SM100_MODEL_SWIZZLE_128B);
     gemm_map(&p.args.map_sfa, SM100_MODEL_U8, p.sfa, 256, sfa_bytes / 256, 256, 256, 8, SM100_MODEL_SWIZZLE_NONE);
@@ -82,8 +86,10 @@ static inline void gemm_reference(GemmProblem &p) {
     for (uint32_t m = 0; m < p.m; m++)
         for (uint32_t n = 0; n < p.n; n++) {
             double sum[4] = {}, size = 0;
-            for (uint32_t i = 0; i < p.k; i++) sum[i % 4] += (double)a[(size_t)m * p.k + i] * (double)b[(size_t)n * p.k + i];
-            for (uint32_t i = 0; i < p.k; i += 16) size += fabs((double)a[(size_t)m * p.k + i] * (double)b[(size_t)n * p.k + i]);
+            for (uint32_t i = 0; i < p.k; i++)
+                sum[i % 4] += (double)a[(size_t)m * p.k + i] * (double)b[(size_t)n * p.k + i];
+            for (uint32_t i = 0; i < p.k; i += 16)
+                size += fabs((double)a[(size_t)m * p.k + i] * (double)b[(size_t)n * p.k + i]);
             p.expected[(size_t)m * p.n + n] = (float)(sum[0] + sum[1] + sum[2] + sum[3]);
             p.magnitude[(size_t)m * p.n + n] = (float)(16 * size);
         }
@@ -99,7 +105,11 @@ static inline std::string gemm_run(GemmProblem &p, uint64_t seed, bool exact, in
     const struct sm100_model_launch launch = {"gemm",
                                               p.cta_group == 1 ? SM100_MODEL_THUNK(gemm_kernel_1, struct gemm_args)
                                                                : SM100_MODEL_THUNK(gemm_kernel_2, struct gemm_args),
-                                              &p.args, p.clusters * p.cta_group, p.cta_group, 256, 189000};
+                                              &p.args,
+                                              p.clusters * p.cta_group,
+                                              p.cta_group,
+                                              256,
+                                              189000};
     struct sm100_model_options options = {};
     options.struct_size = sizeof options;
     options.seed = seed;
@@ -110,8 +120,8 @@ static inline std::string gemm_run(GemmProblem &p, uint64_t seed, bool exact, in
         const double bound = exact ? 0 : (double)p.magnitude[i] * p.k * ldexp(1, -24);
         if (!(fabs((double)p.d[i] - (double)p.expected[i]) <= bound)) {
             char text[128];
-            snprintf(text, sizeof text, "D differs: row %zu column %zu is %g and should be %g", i / p.n, i % p.n, (double)p.d[i],
-                     (double)p.expected[i]);
+            snprintf(text, sizeof text, "D differs: row %zu column %zu is %g and should be %g", i / p.n, i % p.n,
+                     (double)p.d[i], (double)p.expected[i]);
             return text;
         }
     }

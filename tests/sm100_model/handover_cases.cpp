@@ -24,7 +24,8 @@ static std::string handover_run(Handover &h, uint32_t fault, uint32_t between_ra
     reader.rank = 1;
     const auto kernel = SM100_MODEL_THUNK(handover_kernel, struct handover_args);
     const struct sm100_model_launch launches[] = {
-        {"rank 0", kernel, &args, between_ranks ? writers : writers + 1, 1, 64, 20000}, {"rank 1", kernel, &reader, 1, 1, 64, 20000}};
+        {"rank 0", kernel, &args, between_ranks ? writers : writers + 1, 1, 64, 20000},
+        {"rank 1", kernel, &reader, 1, 1, 64, 20000}};
     struct sm100_model_options options = {};
     options.struct_size = sizeof options;
     options.seed = seed;

@@ -1,19 +1,20 @@
-/* Rows handed from CTA to CTA, or from rank to rank, through global memory: arguments and faults of handover_kernel.cu. */
+/* Rows handed from CTA to CTA, or from rank to rank, through global memory: arguments and faults of handover_kernel.cu.
+ */
 #ifndef HANDOVER_KERNEL_H
 #define HANDOVER_KERNEL_H
 #include "../../src/backend/sm100/tensor_map.h"
 
 enum handover_fault {
     HANDOVER_NONE,
-    HANDOVER_RELAXED,       /* the counter is raised without release */
-    HANDOVER_EARLY,         /* before the other threads have written */
-    HANDOVER_NO_FENCE,      /* ordinary stores, TMA loads, no proxy fence */
-    HANDOVER_COUNT,         /* the reader waits for one arrival fewer */
+    HANDOVER_RELAXED,  /* the counter is raised without release */
+    HANDOVER_EARLY,    /* before the other threads have written */
+    HANDOVER_NO_FENCE, /* ordinary stores, TMA loads, no proxy fence */
+    HANDOVER_COUNT,    /* the reader waits for one arrival fewer */
     HANDOVER_NO_WAIT,
-    HANDOVER_NEVER,         /* a counter that nobody raises */
-    HANDOVER_SCOPE,         /* gpu scope between ranks */
-    HANDOVER_BOUNDS,        /* one row too many */
-    HANDOVER_TIMEOUT        /* nobody raises it, but the wait is bounded by globaltimer */
+    HANDOVER_NEVER,  /* a counter that nobody raises */
+    HANDOVER_SCOPE,  /* gpu scope between ranks */
+    HANDOVER_BOUNDS, /* one row too many */
+    HANDOVER_TIMEOUT /* nobody raises it, but the wait is bounded by globaltimer */
 };
 
 struct handover_args {

@@ -6,7 +6,8 @@
 enum { a_at = 0, b_at = 16384, scales_at = 20480, bar_at = 40960 };
 
 SM100_DEVICE void wait_for(uint32_t bar, uint32_t parity) {
-    while (!ptx::mbarrier_try_wait_parity(bar, parity)) {}
+    while (!ptx::mbarrier_try_wait_parity(bar, parity)) {
+    }
 }
 
 // Four warps, one mbarrier pair, 512 columns. Returns the tensor memory address.
@@ -40,7 +41,8 @@ SM100_KERNEL(128) void layout_tma_kernel(SM100_ARGS(struct layout_args, args)) {
     }
     ptx::bar_sync(0, 128);
     wait_for(bar, 0);
-    for (uint32_t i = ptx::tid_x(); i < args.bytes_b; i += 128) ptx::st_global_u8(args.out + i, ptx::ld_shared_u8(base + i));
+    for (uint32_t i = ptx::tid_x(); i < args.bytes_b; i += 128)
+        ptx::st_global_u8(args.out + i, ptx::ld_shared_u8(base + i));
 }
 
 // Each 512-byte block to four columns, then all lanes of all columns to out[lane][4 * blocks].
@@ -61,7 +63,8 @@ SM100_KERNEL(128) void layout_scales_kernel(SM100_ARGS(struct layout_args, args)
         uint32_t r[4];
         ptx::tcgen05_ld_32x32b<4>(r, taddr + (warp << 21) + 4 * b);
         ptx::tcgen05_wait_ld();
-        for (uint32_t i = 0; i < 4; i++) ptx::st_global_u32(args.out + 4 * ((ptx::tid_x() * args.blocks + b) * 4 + i), r[i]);
+        for (uint32_t i = 0; i < 4; i++)
+            ptx::st_global_u32(args.out + 4 * ((ptx::tid_x() * args.blocks + b) * 4 + i), r[i]);
     }
     close(taddr);
 }
@@ -80,8 +83,8 @@ SM100_KERNEL(128) void layout_mma_kernel(SM100_ARGS(struct layout_args, args)) {
         ptx::tcgen05_cp_32x128b_warpx4<1>(taddr + 260, sf_desc);
         for (uint32_t k = 0; k < args.steps; k++)
             ptx::tcgen05_mma_mxf4nvf4_block16<1>(taddr, (0x4000404000010000ull | (base + a_at) >> 4) + 2 * k,
-                                                 args.desc_b + ((base + b_at) >> 4) + k * args.step_b, 0x08000480u | 16u / 8 << 17,
-                                                 taddr + 256, taddr + 260, k > 0);
+                                                 args.desc_b + ((base + b_at) >> 4) + k * args.step_b,
+                                                 0x08000480u | 16u / 8 << 17, taddr + 256, taddr + 260, k > 0);
         ptx::tcgen05_commit<1>(bar + 8);
     }
     ptx::bar_warp_sync(0xffffffffu);

@@ -140,7 +140,9 @@ static void switch_away(void) {
     fiber_switch(thread->fiber, machine->scheduler);
 }
 
-void yield(void) { switch_away(); }
+void yield(void) {
+    switch_away();
+}
 
 void block(Wait wait) {
     Thread *thread = machine->current;
@@ -249,8 +251,10 @@ static void cta_end(Cta &cta) {
                          op->name, thread_text(*machine->threads[op->thread]).c_str());
     for (const auto &bar : cta.mbarriers)
         if (bar->live && bar->tx != 0)
-            trap_for(thread, "end of the CTA", "%s ends with a transaction count of %lld bytes: expect_tx and the "
-                     "copies do not balance", mbarrier_text(*bar).c_str(), static_cast<long long>(bar->tx));
+            trap_for(thread, "end of the CTA",
+                     "%s ends with a transaction count of %lld bytes: expect_tx and the "
+                     "copies do not balance",
+                     mbarrier_text(*bar).c_str(), static_cast<long long>(bar->tx));
     tmem_check_at_exit(cta);
     cta.ended = true;
     cta.launch->ctas_ended++;
@@ -263,8 +267,7 @@ static void launch_fill(Launch &launch) {
     const uint32_t cluster_size = launch.spec.cluster;
     uint32_t limit = machine->options.resident_ctas ? machine->options.resident_ctas : launch.spec.grid;
     limit = std::max(limit, cluster_size);
-    while (launch.ctas_started < launch.spec.grid &&
-           launch.ctas_started - launch.ctas_ended + cluster_size <= limit) {
+    while (launch.ctas_started < launch.spec.grid && launch.ctas_started - launch.ctas_ended + cluster_size <= limit) {
         launch.clusters.push_back(std::make_unique<Cluster>());
         Cluster &cluster = *launch.clusters.back();
         for (uint32_t r = 0; r < cluster_size; r++) {
@@ -316,8 +319,8 @@ static std::string wait_text(const Thread &thread) {
     }
     case Wait::bar: {
         const NamedBarrier &bar = thread.cta->bars[wait.a];
-        snprintf(text, sizeof text, "waits at bar.sync %u: %u of %u threads have arrived", static_cast<unsigned>(wait.a),
-                 bar.arrived, bar.expected);
+        snprintf(text, sizeof text, "waits at bar.sync %u: %u of %u threads have arrived",
+                 static_cast<unsigned>(wait.a), bar.arrived, bar.expected);
         break;
     }
     case Wait::cluster:
@@ -349,8 +352,8 @@ static std::string wait_text(const Thread &thread) {
 }
 
 // One line per group of lanes of a warp that wait for the same thing.
-static void deadlock_report(void) {
-    std::string text = "deadlock: no thread can run and no asynchronous operation is left.";
+static void deadlock_report(const char *what) {
+    std::string text = what;
     for (const auto &launch : machine->launches)
         for (const auto &cta : launch->ctas)
             for (const auto &warp : cta->warps) {
@@ -421,30 +424,36 @@ static void run_loop(void) {
     while (!machine->stopped && !all_ended()) {
         if (machine->eagerness && random_below(65536) < machine->eagerness) async_step();
         if (machine->ready_warps.empty()) {
-            if (!machine->sleepers.empty() && random_below(2)) wake_all(machine->sleepers);
-            else if (!async_step() && !wake_idle(last_progress, rounds)) return deadlock_report();
+            if (!machine->sleepers.empty() && random_below(2))
+                wake_all(machine->sleepers);
+            else if (!async_step() && !wake_idle(last_progress, rounds))
+                return deadlock_report("deadlock: no thread can run and no asynchronous operation is left.");
             continue;
         }
         run_warp(*machine->ready_warps[random_below(static_cast<uint32_t>(machine->ready_warps.size()))]);
         if (machine->report->steps > steps_max) {
-            deadlock_report();
-            report_set(SM100_MODEL_DEADLOCK, "the run does not end");
+            deadlock_report("the run does not end: it has reached the limit of steps.");
             return;
         }
     }
-    while (!machine->stopped && async_step()) {}
+    while (!machine->stopped && async_step()) {
+    }
     if (!machine->stopped && !machine->async.empty())
         trap_for(nullptr, "end of the run", "%s never completes", machine->async[0]->name);
 }
 
 static bool usage_check(const struct sm100_model_launch &spec) {
     char text[256] = "";
-    if (!spec.kernel) snprintf(text, sizeof text, "the launch has no kernel");
+    if (!spec.kernel)
+        snprintf(text, sizeof text, "the launch has no kernel");
     else if (spec.block == 0 || spec.block > 1024 || spec.block % 32)
-        snprintf(text, sizeof text, "a block of %u threads: the model wants whole warps, at most 1024 threads", spec.block);
+        snprintf(text, sizeof text, "a block of %u threads: the model wants whole warps, at most 1024 threads",
+                 spec.block);
     else if (spec.grid == 0 || spec.grid % spec.cluster)
-        snprintf(text, sizeof text, "a grid of %u CTAs is not a multiple of the cluster of %u", spec.grid, spec.cluster);
-    else if (spec.cluster > 16) snprintf(text, sizeof text, "a cluster of %u CTAs: at most 16", spec.cluster);
+        snprintf(text, sizeof text, "a grid of %u CTAs is not a multiple of the cluster of %u", spec.grid,
+                 spec.cluster);
+    else if (spec.cluster > 16)
+        snprintf(text, sizeof text, "a cluster of %u CTAs: at most 16", spec.cluster);
     else if (spec.dynamic_shared_bytes > 232448)
         snprintf(text, sizeof text, "%u bytes of dynamic shared memory: at most 232448", spec.dynamic_shared_bytes);
     if (*text) report_set(SM100_MODEL_USAGE, text);
@@ -486,8 +495,7 @@ static void machine_open(Machine &state, const struct sm100_model_launch *launch
 }
 
 enum sm100_model_status sm100_model_run(const struct sm100_model_launch *launches, uint32_t launch_count,
-                                        const struct sm100_model_options *options,
-                                        struct sm100_model_report *report) {
+                                        const struct sm100_model_options *options, struct sm100_model_report *report) {
     auto state = std::make_unique<Machine>();
     machine = state.get();
     machine_open(*state, launches, launch_count, options, report);

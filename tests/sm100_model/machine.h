@@ -59,8 +59,8 @@ struct Shadow {
 
 // Who accesses, as the checks need to know it.
 struct Actor {
-    const Clock *clock;       // what it knows
-    Epoch epoch;              // the stamp it leaves
+    const Clock *clock; // what it knows
+    Epoch epoch;        // the stamp it leaves
     Proxy proxy;
     uint32_t thread;          // of the (issuing) thread
     const Clock *proxy_fence; // what it knew at its last fence.proxy.async; may be null
@@ -98,7 +98,7 @@ struct Mbarrier {
     int64_t pending = 0, tx = 0;
     uint32_t phases = 0; // completed so far; its low bit is the parity of the phase in progress
     uint32_t agent = 0;
-    Clock next, done;    // of the phase in progress, and of the last completed one
+    Clock next, done; // of the phase in progress, and of the last completed one
     Epoch init;
     uint32_t init_thread = 0, init_op = 0;
     std::vector<Thread *> waiters;
@@ -143,8 +143,8 @@ struct Thread {
     uint32_t fenced_shared = 0, fenced_global = 0; // op of the last fence.proxy.async
     bool cluster_arrived = false;
     uint64_t cluster_phase = 0;
-    uint32_t bulk_groups = 0;      // committed
-    bool bulk_open = false;        // operations issued since the last commit_group
+    uint32_t bulk_groups = 0; // committed
+    bool bulk_open = false;   // operations issued since the last commit_group
     uint32_t bulk_read_agent = 0, bulk_write_agent = 0;
     const void *poll_address = nullptr;
     uint64_t poll_value = 0;
@@ -168,16 +168,16 @@ struct Warp {
     uint32_t ready = 0;
     int list_position = -1; // in Machine::ready_warps
     uint32_t agent = 0, time = 1;
-    Clock clock;           // what ordinary accesses may rely on
-    Clock tensor_clock;    // the same as of the last tcgen05.fence::after_thread_sync
-    Clock acquired;        // by relaxed loads; a fence.acq_rel makes it count
-    Clock released;        // at the last fence.acq_rel; relaxed stores publish it
-    Clock proxy_fence;     // at the last fence.proxy.async
-    Clock init_fence;      // at the last fence.mbarrier_init
+    Clock clock;        // what ordinary accesses may rely on
+    Clock tensor_clock; // the same as of the last tcgen05.fence::after_thread_sync
+    Clock acquired;     // by relaxed loads; a fence.acq_rel makes it count
+    Clock released;     // at the last fence.acq_rel; relaxed stores publish it
+    Clock proxy_fence;  // at the last fence.proxy.async
+    Clock init_fence;   // at the last fence.mbarrier_init
     bool has_released = false;
     uint32_t ld_agent = 0, ld_issued = 0, ld_waited = 0; // tcgen05.ld
     uint32_t st_agent = 0, st_issued = 0, st_waited = 0; // tcgen05.st
-    uint32_t tensor_lane = 32; // the one lane that issues mma and cp
+    uint32_t tensor_lane = 32;                           // the one lane that issues mma and cp
     std::vector<PendingLoad> pending_loads;
     Collective collectives[4];
     uint32_t maxnreg = 0;
@@ -201,7 +201,7 @@ struct Cta {
     std::vector<std::unique_ptr<Mbarrier>> mbarriers;
     std::vector<int32_t> mbarrier_at; // offset / 8 -> index or -1
     NamedBarrier bars[16];
-    std::vector<uint32_t> tmem; // [lane][column]
+    std::vector<uint32_t> tmem;   // [lane][column]
     std::vector<Cell> tmem_cells; // [quadrant][column]
     std::vector<TmemAllocation> allocations;
     uint32_t allocated_last = 0xffffffffu;
@@ -267,9 +267,9 @@ extern Machine *machine;
 [[noreturn]] void trap(const char *format, ...) __attribute__((format(printf, 1, 2)));
 [[noreturn]] void trap_for(const Thread *thread, const char *what, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-Thread &enter(const char *instruction);            // every wrapper starts here; may let others run
+Thread &enter(const char *instruction);               // every wrapper starts here; may let others run
 Thread &enter_synchronizing(const char *instruction); // the same, with a chance of preemption
-void block(Wait wait); // suspends the current thread until wake()
+void block(Wait wait);                                // suspends the current thread until wake()
 void wake(Thread *thread);
 void wake_all(std::vector<Thread *> &threads);
 void yield();

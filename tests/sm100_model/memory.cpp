@@ -67,14 +67,16 @@ struct Place { // what a message says; the text is made only when needed
 };
 static std::string place_text(const Place &place) {
     char text[160];
-    if (place.cta) snprintf(text, sizeof text, "shared memory 0x%zx of CTA %u", place.offset, place.cta->index);
-    else snprintf(text, sizeof text, "'%s' + %zu", place.region->name.c_str(), place.offset);
+    if (place.cta)
+        snprintf(text, sizeof text, "shared memory 0x%zx of CTA %u", place.offset, place.cta->index);
+    else
+        snprintf(text, sizeof text, "'%s' + %zu", place.region->name.c_str(), place.offset);
     return text;
 }
 
 [[noreturn]] static void unordered(const Place &place, const char *doing, const char *done, Epoch other) {
     const Agent::Kind kind = machine->agents[other.agent].kind;
-    const char *advice = kind == Agent::mbarrier ? "wait for that phase first"
+    const char *advice = kind == Agent::mbarrier      ? "wait for that phase first"
                          : kind == Agent::tensor_pipe ? "wait for a tcgen05.commit after it first"
                          : kind == Agent::bulk_read || kind == Agent::bulk_write ? "wait for the bulk group first"
                                                                                  : "nothing orders the two";
@@ -85,8 +87,7 @@ static void cell_access(Cell &cell, const Actor &actor, Access access, const Pla
     const bool reading = access == Access::read || access == Access::atomic_read;
     const bool atomic = access == Access::atomic_read || access == Access::atomic_write;
     const char *doing = reading ? "reads" : "writes";
-    if (!(atomic && cell.atomic) && !actor.clock->covers(cell.write))
-        unordered(place, doing, "writes", cell.write);
+    if (!(atomic && cell.atomic) && !actor.clock->covers(cell.write)) unordered(place, doing, "writes", cell.write);
     if (actor.proxy == Proxy::async && cell.proxy == Proxy::generic && !fenced(cell, actor, place.region != nullptr))
         trap("an asynchronous access %s %s, which %s wrote with ordinary stores and no fence.proxy.async since", doing,
              place_text(place).c_str(), thread_text(*machine->threads[cell.writer_thread]).c_str());
@@ -156,7 +157,8 @@ static void shadow_access(Shadow &shadow, Place place, size_t bytes, const Actor
     const size_t end = place.offset + bytes;
     while (place.offset < end) {
         Granule &granule = shadow.granules[place.offset / 16];
-        const size_t first = place.offset % 16, last = end - place.offset + first < 16 ? end - place.offset + first : 16;
+        const size_t first = place.offset % 16,
+                     last = end - place.offset + first < 16 ? end - place.offset + first : 16;
         if (granule.barriers && ((granule.barriers & 1 && first < 8) || (granule.barriers & 2 && last > 8)))
             trap("accesses %s, where a live mbarrier is", place_text(place).c_str());
         const bool whole = first == 0 && last == 16;
@@ -194,7 +196,9 @@ Cta &cta_of_address(Cta &own, uint32_t address, const char *use) {
     return *own.cluster->ctas[rank];
 }
 
-uint32_t shared_address(const Cta &cta, uint32_t offset) { return cta.rank << 24 | offset; }
+uint32_t shared_address(const Cta &cta, uint32_t offset) {
+    return cta.rank << 24 | offset;
+}
 
 void shared_check_range(const Cta &cta, uint32_t offset, uint32_t bytes, const char *use) {
     if (cta.ended) trap("%s shared memory of CTA %u, which has ended", use, cta.index);
@@ -211,7 +215,8 @@ void shared_access(Cta &cta, uint32_t offset, uint32_t bytes, const Actor &actor
 static uint8_t *shared_generic(const char *instruction, uint32_t address, uint32_t bytes, bool remote, Access access) {
     Thread &thread = enter(instruction);
     Cta &cta = cta_of_address(*thread.cta, address, instruction);
-    if (!remote && &cta != thread.cta) trap("the address 0x%x lies in another CTA: use the shared::cluster form", address);
+    if (!remote && &cta != thread.cta)
+        trap("the address 0x%x lies in another CTA: use the shared::cluster form", address);
     const uint32_t offset = address & 0xFFFFFF;
     if (offset % bytes) trap("the address 0x%x is not a multiple of %u", address, bytes);
     shared_access(cta, offset, bytes, actor_generic(thread), access);
@@ -331,7 +336,8 @@ template <typename T> static T read_value(const void *address) {
 
 template <typename T> static T atomic_load(const char *instruction, const void *address, Scope scope, bool acquire) {
     Thread &thread = enter_synchronizing(instruction);
-    if (reinterpret_cast<uintptr_t>(address) % sizeof(T)) trap("the address %p is not a multiple of %zu", address, sizeof(T));
+    if (reinterpret_cast<uintptr_t>(address) % sizeof(T))
+        trap("the address %p is not a multiple of %zu", address, sizeof(T));
     Region &region = region_of(address, sizeof(T), "reads");
     // A thread that sees the same value again waits for it to change, so that loops need no time.
     if (thread.poll_address == address && thread.poll_value == read_value<T>(address)) {
@@ -351,8 +357,10 @@ template <typename T> static T atomic_load(const char *instruction, const void *
 template <typename T>
 static void atomic_store(const char *instruction, void *address, T value, Scope scope, bool release) {
     Thread &thread = enter_synchronizing(instruction);
-    if (reinterpret_cast<uintptr_t>(address) % sizeof(T)) trap("the address %p is not a multiple of %zu", address, sizeof(T));
-    global_access(region_of(address, sizeof(T), "writes"), address, sizeof(T), actor_generic(thread), Access::atomic_write);
+    if (reinterpret_cast<uintptr_t>(address) % sizeof(T))
+        trap("the address %p is not a multiple of %zu", address, sizeof(T));
+    global_access(region_of(address, sizeof(T), "writes"), address, sizeof(T), actor_generic(thread),
+                  Access::atomic_write);
     word_release(address, scope, release, true);
     memcpy(address, &value, sizeof value);
     global_changed(address, sizeof value);
@@ -361,8 +369,10 @@ static void atomic_store(const char *instruction, void *address, T value, Scope 
 template <typename T, typename Change>
 static T atomic_change(const char *instruction, void *address, Scope scope, bool acquire, bool release, Change change) {
     Thread &thread = enter_synchronizing(instruction);
-    if (reinterpret_cast<uintptr_t>(address) % sizeof(T)) trap("the address %p is not a multiple of %zu", address, sizeof(T));
-    global_access(region_of(address, sizeof(T), "writes"), address, sizeof(T), actor_generic(thread), Access::atomic_write);
+    if (reinterpret_cast<uintptr_t>(address) % sizeof(T))
+        trap("the address %p is not a multiple of %zu", address, sizeof(T));
+    global_access(region_of(address, sizeof(T), "writes"), address, sizeof(T), actor_generic(thread),
+                  Access::atomic_write);
     word_acquire(address, scope, acquire);
     word_release(address, scope, release, false);
     const T old = read_value<T>(address);
@@ -390,7 +400,9 @@ void sm100_model_memory_register(void *base, size_t bytes, const char *name, enu
     region->read_only = kind == SM100_MODEL_READ_ONLY;
     regions[region->base] = std::move(region);
 }
-void sm100_model_memory_unregister(void *base) { regions.erase(static_cast<char *>(base)); }
+void sm100_model_memory_unregister(void *base) {
+    regions.erase(static_cast<char *>(base));
+}
 
 void *sm100_model_memory_alloc(size_t bytes, const char *name, enum sm100_model_memory_kind kind) {
     const size_t rounded = (bytes + 255) / 256 * 256;
@@ -425,45 +437,46 @@ void shared_name(uint32_t addr, const char *format, uint32_t number) {
     // snprintf with a format from outside: the kernels pass literals with at most one %u.
     char text[64];
     const char *at = strstr(format, "%u");
-    if (at) snprintf(text, sizeof text, "%.*s%u%s", static_cast<int>(at - format), format, number, at + 2);
-    else snprintf(text, sizeof text, "%s", format);
+    if (at)
+        snprintf(text, sizeof text, "%.*s%u%s", static_cast<int>(at - format), format, number, at + 2);
+    else
+        snprintf(text, sizeof text, "%s", format);
     bar->name = text;
 }
 
 namespace ptx {
 
-#define SHARED_LD(name, instruction, type, remote)                                                             \
-    type name(uint32_t a) {                                                                                    \
-        type d;                                                                                                \
-        memcpy(&d, shared_generic(instruction, a, sizeof(type), remote, Access::read), sizeof d);              \
-        return d;                                                                                              \
+#define SHARED_LD(name, instruction, type, remote)                                                                     \
+    type name(uint32_t a) {                                                                                            \
+        type d;                                                                                                        \
+        memcpy(&d, shared_generic(instruction, a, sizeof(type), remote, Access::read), sizeof d);                      \
+        return d;                                                                                                      \
     }
-#define SHARED_ST(name, instruction, type, remote)                                                             \
-    void name(uint32_t a, type b) {                                                                            \
-        memcpy(shared_generic(instruction, a, sizeof(type), remote, Access::write), &b, sizeof b);             \
+#define SHARED_ST(name, instruction, type, remote)                                                                     \
+    void name(uint32_t a, type b) {                                                                                    \
+        memcpy(shared_generic(instruction, a, sizeof(type), remote, Access::write), &b, sizeof b);                     \
     }
-#define GLOBAL_LD(name, instruction, type, check)                                                              \
-    type name(const void *a) {                                                                                 \
-        check;                                                                                                 \
-        return read_value<type>(a);                                                                            \
+#define GLOBAL_LD(name, instruction, type, check)                                                                      \
+    type name(const void *a) {                                                                                         \
+        check;                                                                                                         \
+        return read_value<type>(a);                                                                                    \
     }
-#define GLOBAL_ST(name, instruction, type)                                                                     \
-    void name(void *a, type b) {                                                                               \
-        global_generic(instruction, a, sizeof(type), Access::write);                                           \
-        memcpy(a, &b, sizeof b);                                                                               \
-        global_changed(a, sizeof b);                                                                           \
+#define GLOBAL_ST(name, instruction, type)                                                                             \
+    void name(void *a, type b) {                                                                                       \
+        global_generic(instruction, a, sizeof(type), Access::write);                                                   \
+        memcpy(a, &b, sizeof b);                                                                                       \
+        global_changed(a, sizeof b);                                                                                   \
     }
-#define GLOBAL(suffix, text, type)                                                                             \
-    GLOBAL_LD(ld_global_##suffix, "ld.global." text, type,                                                     \
-              global_generic("ld.global." text, a, sizeof(type), Access::read))                                \
-    GLOBAL_LD(ld_global_nc_##suffix, "ld.global.nc." text, type,                                               \
-              global_nc("ld.global.nc." text, a, sizeof(type)))                                                \
+#define GLOBAL(suffix, text, type)                                                                                     \
+    GLOBAL_LD(ld_global_##suffix, "ld.global." text, type,                                                             \
+              global_generic("ld.global." text, a, sizeof(type), Access::read))                                        \
+    GLOBAL_LD(ld_global_nc_##suffix, "ld.global.nc." text, type, global_nc("ld.global.nc." text, a, sizeof(type)))     \
     GLOBAL_ST(st_global_##suffix, "st.global." text, type)
-#define SHARED(suffix, text, type)                                                                             \
-    SHARED_LD(ld_shared_##suffix, "ld.shared." text, type, false)                                              \
+#define SHARED(suffix, text, type)                                                                                     \
+    SHARED_LD(ld_shared_##suffix, "ld.shared." text, type, false)                                                      \
     SHARED_ST(st_shared_##suffix, "st.shared." text, type, false)
-#define BOTH(suffix, text, type)                                                                               \
-    SHARED(suffix, text, type)                                                                                 \
+#define BOTH(suffix, text, type)                                                                                       \
+    SHARED(suffix, text, type)                                                                                         \
     GLOBAL(suffix, text, type)
 BOTH(u8, "u8", uint8_t)
 BOTH(u16, "u16", uint16_t)
@@ -476,8 +489,10 @@ SHARED_LD(ld_shared_cluster_u32, "ld.shared::cluster.u32", uint32_t, true)
 SHARED_ST(st_shared_cluster_u32, "st.shared::cluster.u32", uint32_t, true)
 SHARED_ST(st_shared_cluster_v4_u32, "st.shared::cluster.v4.u32", u32x4, true)
 
-#define ATOMIC_LD(name, text, type, scope, acquire)                                                            \
-    type name(const void *a) { return atomic_load<type>(text, a, Scope::scope, acquire); }
+#define ATOMIC_LD(name, text, type, scope, acquire)                                                                    \
+    type name(const void *a) {                                                                                         \
+        return atomic_load<type>(text, a, Scope::scope, acquire);                                                      \
+    }
 ATOMIC_LD(ld_relaxed_gpu_u32, "ld.relaxed.gpu", uint32_t, gpu, false)
 ATOMIC_LD(ld_relaxed_sys_u32, "ld.relaxed.sys", uint32_t, sys, false)
 ATOMIC_LD(ld_acquire_gpu_u32, "ld.acquire.gpu", uint32_t, gpu, true)
@@ -485,8 +500,10 @@ ATOMIC_LD(ld_acquire_gpu_u64, "ld.acquire.gpu", uint64_t, gpu, true)
 ATOMIC_LD(ld_acquire_sys_u32, "ld.acquire.sys", uint32_t, sys, true)
 ATOMIC_LD(ld_acquire_sys_u64, "ld.acquire.sys", uint64_t, sys, true)
 
-#define ATOMIC_ST(name, text, type, scope, release)                                                            \
-    void name(void *a, type b) { atomic_store<type>(text, a, b, Scope::scope, release); }
+#define ATOMIC_ST(name, text, type, scope, release)                                                                    \
+    void name(void *a, type b) {                                                                                       \
+        atomic_store<type>(text, a, b, Scope::scope, release);                                                         \
+    }
 ATOMIC_ST(st_relaxed_gpu_u32, "st.relaxed.gpu", uint32_t, gpu, false)
 ATOMIC_ST(st_relaxed_sys_u32, "st.relaxed.sys", uint32_t, sys, false)
 ATOMIC_ST(st_release_gpu_u32, "st.release.gpu", uint32_t, gpu, true)
@@ -494,10 +511,10 @@ ATOMIC_ST(st_release_gpu_u64, "st.release.gpu", uint64_t, gpu, true)
 ATOMIC_ST(st_release_sys_u32, "st.release.sys", uint32_t, sys, true)
 ATOMIC_ST(st_release_sys_u64, "st.release.sys", uint64_t, sys, true)
 
-#define RED(name, text, type, scope, release, expression)                                                      \
-    void name(void *a, type b) {                                                                               \
-        atomic_change<type>(text, a, Scope::scope, false, release,                                             \
-                            [b](type old) { return static_cast<type>(expression); });                          \
+#define RED(name, text, type, scope, release, expression)                                                              \
+    void name(void *a, type b) {                                                                                       \
+        atomic_change<type>(text, a, Scope::scope, false, release,                                                     \
+                            [b](type old) { return static_cast<type>(expression); });                                  \
     }
 RED(red_relaxed_gpu_add_u32, "red.relaxed.gpu.add", uint32_t, gpu, false, old + b)
 RED(red_release_gpu_add_u32, "red.release.gpu.add", uint32_t, gpu, true, old + b)
@@ -506,10 +523,10 @@ RED(red_release_sys_add_u32, "red.release.sys.add", uint32_t, sys, true, old + b
 RED(red_release_sys_add_u64, "red.release.sys.add", uint64_t, sys, true, old + b)
 RED(red_release_gpu_or_b32, "red.release.gpu.or", uint32_t, gpu, true, old | b)
 
-#define ATOM(name, text, type, scope, ordered, expression)                                                     \
-    type name(void *a, type b) {                                                                               \
-        return atomic_change<type>(text, a, Scope::scope, ordered, ordered,                                    \
-                                   [b](type old) { return static_cast<type>((void)old, expression); });        \
+#define ATOM(name, text, type, scope, ordered, expression)                                                             \
+    type name(void *a, type b) {                                                                                       \
+        return atomic_change<type>(text, a, Scope::scope, ordered, ordered,                                            \
+                                   [b](type old) { return static_cast<type>((void)old, expression); });                \
     }
 ATOM(atom_relaxed_gpu_add_u32, "atom.relaxed.gpu.add", uint32_t, gpu, false, old + b)
 ATOM(atom_relaxed_gpu_add_u64, "atom.relaxed.gpu.add", uint64_t, gpu, false, old + b)

@@ -27,7 +27,8 @@ uint32_t e2m1_encode(float value) {
     if (x >= 6) return sign | 7;
     uint32_t best = 0;
     for (uint32_t code = 1; code < 8; code++) {
-        const double closer = fabs(x - static_cast<double>(e2m1_decode(best))) - fabs(x - static_cast<double>(e2m1_decode(code)));
+        const double closer =
+            fabs(x - static_cast<double>(e2m1_decode(best))) - fabs(x - static_cast<double>(e2m1_decode(code)));
         if (closer > 0 || (closer == 0 && code % 2 == 0)) best = code;
     }
     return sign | best;
@@ -68,9 +69,11 @@ uint32_t fp16_encode(float value) {
 float fp16_decode(uint32_t code) {
     const int exponent = static_cast<int>(code >> 10 & 31), mantissa = static_cast<int>(code & 1023);
     float magnitude;
-    if (exponent == 31) magnitude = mantissa ? NAN : INFINITY;
-    else magnitude = exponent ? ldexpf(1.0f + static_cast<float>(mantissa) / 1024, exponent - 15)
-                              : ldexpf(static_cast<float>(mantissa), -24);
+    if (exponent == 31)
+        magnitude = mantissa ? NAN : INFINITY;
+    else
+        magnitude = exponent ? ldexpf(1.0f + static_cast<float>(mantissa) / 1024, exponent - 15)
+                             : ldexpf(static_cast<float>(mantissa), -24);
     return code & 0x8000 ? -magnitude : magnitude;
 }
 
@@ -92,27 +95,57 @@ uint16_t cvt_rn_satfinite_e4m3x2_f32(float a, float b) {
 uint32_t cvt_rn_f16x2_e4m3x2(uint16_t a) {
     return fp16_encode(e4m3_decode(a >> 8)) << 16 | fp16_encode(e4m3_decode(a & 255));
 }
-float cvt_f32_f16(uint16_t a) { return fp16_decode(a); }
-uint32_t cvt_rn_bf16x2_f32(float a, float b) { return bf16_encode(a) << 16 | bf16_encode(b); }
+float cvt_f32_f16(uint16_t a) {
+    return fp16_decode(a);
+}
+uint32_t cvt_rn_bf16x2_f32(float a, float b) {
+    return bf16_encode(a) << 16 | bf16_encode(b);
+}
 
-static float flush(float value) { return fabsf(value) < 1.17549435e-38f ? copysignf(0.0f, value) : value; }
-float ex2_approx_ftz_f32(float a) { return flush(exp2f(flush(a))); }
-float rcp_approx_ftz_f32(float a) { return flush(1.0f / flush(a)); }
+static float flush(float value) {
+    return fabsf(value) < 1.17549435e-38f ? copysignf(0.0f, value) : value;
+}
+float ex2_approx_ftz_f32(float a) {
+    return flush(exp2f(flush(a)));
+}
+float rcp_approx_ftz_f32(float a) {
+    return flush(1.0f / flush(a));
+}
 
 // ---- Special registers. ----
 
 using model::machine;
 
-uint32_t tid_x(void) { return machine->current->tid; }
-uint32_t ntid_x(void) { return machine->current->cta->launch->spec.block; }
-uint32_t ctaid_x(void) { return machine->current->cta->index; }
-uint32_t nctaid_x(void) { return machine->current->cta->launch->spec.grid; }
-uint32_t laneid(void) { return machine->current->lane; }
-uint32_t smid(void) { return machine->current->cta->index; }
-uint32_t clusterid_x(void) { return machine->current->cta->index / machine->current->cta->launch->spec.cluster; }
-uint32_t nclusterid_x(void) { return machine->current->cta->launch->spec.grid / machine->current->cta->launch->spec.cluster; }
-uint32_t cluster_ctarank(void) { return machine->current->cta->rank; }
-uint32_t cluster_nctarank(void) { return machine->current->cta->launch->spec.cluster; }
+uint32_t tid_x(void) {
+    return machine->current->tid;
+}
+uint32_t ntid_x(void) {
+    return machine->current->cta->launch->spec.block;
+}
+uint32_t ctaid_x(void) {
+    return machine->current->cta->index;
+}
+uint32_t nctaid_x(void) {
+    return machine->current->cta->launch->spec.grid;
+}
+uint32_t laneid(void) {
+    return machine->current->lane;
+}
+uint32_t smid(void) {
+    return machine->current->cta->index;
+}
+uint32_t clusterid_x(void) {
+    return machine->current->cta->index / machine->current->cta->launch->spec.cluster;
+}
+uint32_t nclusterid_x(void) {
+    return machine->current->cta->launch->spec.grid / machine->current->cta->launch->spec.cluster;
+}
+uint32_t cluster_ctarank(void) {
+    return machine->current->cta->rank;
+}
+uint32_t cluster_nctarank(void) {
+    return machine->current->cta->launch->spec.cluster;
+}
 uint64_t globaltimer(void) {
     model::enter("globaltimer");
     return machine->time_ns;

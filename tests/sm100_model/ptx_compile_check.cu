@@ -53,8 +53,10 @@ SM100_DEVICE void check_threads(uint32_t addr, void *g) {
     const uint32_t peer = ptx::mapa_shared_cluster(addr, 1);
     ptx::mbarrier_arrive_release_cluster(peer);
     ptx::mbarrier_arrive_expect_tx_release_cluster(peer, 16);
-    while (!ptx::mbarrier_try_wait_parity(addr, 0)) {}
-    while (!ptx::mbarrier_try_wait_parity_acquire_cluster(addr, 0)) {}
+    while (!ptx::mbarrier_try_wait_parity(addr, 0)) {
+    }
+    while (!ptx::mbarrier_try_wait_parity_acquire_cluster(addr, 0)) {
+    }
     v += ptx::mbarrier_test_wait_parity(addr, 0);
     ptx::mbarrier_inval(addr);
     ptx::st_global_u32(g, v);
@@ -164,7 +166,11 @@ template <int cta_group> SM100_DEVICE void check_tcgen05(const struct check_args
     ptx::tcgen05_dealloc<cta_group>(taddr, 512);
 }
 
-SM100_KERNEL(256) void ptx_check_cta_group_1(SM100_ARGS(struct check_args, args)) { check_tcgen05<1>(args); }
-SM100_KERNEL(256) void ptx_check_cta_group_2(SM100_ARGS(struct check_args, args)) { check_tcgen05<2>(args); }
+SM100_KERNEL(256) void ptx_check_cta_group_1(SM100_ARGS(struct check_args, args)) {
+    check_tcgen05<1>(args);
+}
+SM100_KERNEL(256) void ptx_check_cta_group_2(SM100_ARGS(struct check_args, args)) {
+    check_tcgen05<2>(args);
+}
 
 #endif

@@ -32,10 +32,20 @@ void sm100_model_memory_free(void *base);
 
 /* ---- Tensor maps: cuTensorMapEncodeTiled with its argument checks. ---- */
 
-enum sm100_model_data_type { SM100_MODEL_U8, SM100_MODEL_U16, SM100_MODEL_U32, SM100_MODEL_F32, SM100_MODEL_BF16,
-                             SM100_MODEL_U4_ALIGN8B };
-enum sm100_model_swizzle { SM100_MODEL_SWIZZLE_NONE, SM100_MODEL_SWIZZLE_32B, SM100_MODEL_SWIZZLE_64B,
-                           SM100_MODEL_SWIZZLE_128B };
+enum sm100_model_data_type {
+    SM100_MODEL_U8,
+    SM100_MODEL_U16,
+    SM100_MODEL_U32,
+    SM100_MODEL_F32,
+    SM100_MODEL_BF16,
+    SM100_MODEL_U4_ALIGN8B
+};
+enum sm100_model_swizzle {
+    SM100_MODEL_SWIZZLE_NONE,
+    SM100_MODEL_SWIZZLE_32B,
+    SM100_MODEL_SWIZZLE_64B,
+    SM100_MODEL_SWIZZLE_128B
+};
 /* As the driver's: dims and box in elements, innermost first; rank - 1 strides in bytes; element strides 1, no
  * interleave, zero fill. Returns 0, or -1 with the reason in sm100_model_error(). */
 int sm100_model_tensor_map_encode(struct sm100_tensor_map *map, enum sm100_model_data_type type, uint32_t rank,
@@ -46,22 +56,22 @@ const char *sm100_model_error(void);
 /* ---- Launches. ---- */
 
 struct sm100_model_launch {
-    const char *name;                /* for messages */
+    const char *name;                 /* for messages */
     void (*kernel)(const void *args); /* SM100_MODEL_THUNK(kernel, struct args) */
-    const void *args;                /* must stay valid during the run */
-    uint32_t grid, cluster, block;   /* CTAs, CTAs per cluster (0 means 1), threads per CTA; one dimension each */
-    uint32_t dynamic_shared_bytes;   /* at most 232448 */
+    const void *args;                 /* must stay valid during the run */
+    uint32_t grid, cluster, block;    /* CTAs, CTAs per cluster (0 means 1), threads per CTA; one dimension each */
+    uint32_t dynamic_shared_bytes;    /* at most 232448 */
 };
 
 struct sm100_model_options {
     size_t struct_size;
-    uint64_t seed;            /* chooses the schedule: which thread runs, when asynchronous work completes */
-    uint32_t resident_ctas;   /* how many CTAs are in flight at once, per launch; 0 means the whole grid */
-    int hardware_order;       /* 1 allows tcgen05.cp over scale factors that an unfinished mma of the same thread
-                                 still reads: undocumented, but CUTLASS relies on it */
-    int time_runs;            /* 1: when nothing else can happen, globaltimer jumps ahead so that bounded waits can
-                                 expire; 0: that situation is reported as a deadlock */
-    uint64_t steps_max;       /* fiber switches before the run is called endless; 0 means 2 billion */
+    uint64_t seed;          /* chooses the schedule: which thread runs, when asynchronous work completes */
+    uint32_t resident_ctas; /* how many CTAs are in flight at once, per launch; 0 means the whole grid */
+    int hardware_order;     /* 1 allows tcgen05.cp over scale factors that an unfinished mma of the same thread
+                               still reads: undocumented, but CUTLASS relies on it */
+    int time_runs;          /* 1: when nothing else can happen, globaltimer jumps ahead so that bounded waits can
+                               expire; 0: that situation is reported as a deadlock */
+    uint64_t steps_max;     /* fiber switches before the run is called endless; 0 means 2 billion */
 };
 
 enum sm100_model_status { SM100_MODEL_OK = 0, SM100_MODEL_TRAP = 1, SM100_MODEL_DEADLOCK = 2, SM100_MODEL_USAGE = 3 };
@@ -77,8 +87,7 @@ struct sm100_model_report {
 /* Runs several launches at the same time (one per simulated rank, sharing registered memory) until all have ended or
  * the first error. Returns the status. options may be NULL. */
 enum sm100_model_status sm100_model_run(const struct sm100_model_launch *launches, uint32_t launch_count,
-                                        const struct sm100_model_options *options,
-                                        struct sm100_model_report *report);
+                                        const struct sm100_model_options *options, struct sm100_model_report *report);
 
 #ifdef __cplusplus
 }
@@ -87,6 +96,6 @@ enum sm100_model_status sm100_model_run(const struct sm100_model_launch *launche
 template <typename args_type, void (*kernel)(const args_type &)> static void sm100_model_thunk(const void *args) {
     kernel(*static_cast<const args_type *>(args));
 }
-#define SM100_MODEL_THUNK(kernel, args_type) (&sm100_model_thunk<args_type, kernel>)
+#    define SM100_MODEL_THUNK(kernel, args_type) (&sm100_model_thunk<args_type, kernel>)
 #endif
 #endif

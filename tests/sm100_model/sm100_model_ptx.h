@@ -18,8 +18,8 @@ void bulk_wait_group(uint32_t n, bool read_only);
 void tcgen05_alloc(int cta_group, uint32_t dst, uint32_t nCols);
 void tcgen05_dealloc(int cta_group, uint32_t taddr, uint32_t nCols);
 void tcgen05_relinquish(int cta_group);
-void tcgen05_mma(int cta_group, uint32_t d_tmem, uint64_t a_desc, uint64_t b_desc, uint32_t idesc, uint32_t scale_A_tmem,
-                 uint32_t scale_B_tmem, uint32_t enable_input_d);
+void tcgen05_mma(int cta_group, uint32_t d_tmem, uint64_t a_desc, uint64_t b_desc, uint32_t idesc,
+                 uint32_t scale_A_tmem, uint32_t scale_B_tmem, uint32_t enable_input_d);
 void tcgen05_cp(int cta_group, bool warpx4, uint32_t taddr, uint64_t s_desc);
 void tcgen05_commit(int cta_group, uint32_t mbar, int32_t ctaMask); /* -1: no multicast */
 void tcgen05_ld(uint32_t *r, uint32_t num, uint32_t taddr);
@@ -63,8 +63,12 @@ uint32_t redux_sync_add(uint32_t src, uint32_t membermask);
 uint32_t redux_sync_min(uint32_t src, uint32_t membermask);
 uint32_t redux_sync_max(uint32_t src, uint32_t membermask);
 uint32_t redux_sync_or(uint32_t src, uint32_t membermask);
-template <int imm_reg_count> inline void setmaxnreg_inc(void) { model::setmaxnreg(imm_reg_count, 1); }
-template <int imm_reg_count> inline void setmaxnreg_dec(void) { model::setmaxnreg(imm_reg_count, 0); }
+template <int imm_reg_count> inline void setmaxnreg_inc(void) {
+    model::setmaxnreg(imm_reg_count, 1);
+}
+template <int imm_reg_count> inline void setmaxnreg_dec(void) {
+    model::setmaxnreg(imm_reg_count, 0);
+}
 void griddepcontrol_wait(void);
 void griddepcontrol_launch_dependents(void);
 void nanosleep(uint32_t t);
@@ -149,8 +153,12 @@ void cp_async_bulk_shared_cluster_shared_cta(uint32_t dstMem, uint32_t srcMem, u
 void cp_async_bulk_global_shared_cta(void *dstMem, uint32_t srcMem, uint32_t size);
 void cp_async_bulk_prefetch_L2_global(const void *srcMem, uint32_t size);
 void cp_async_bulk_commit_group(void);
-template <int N> inline void cp_async_bulk_wait_group(void) { model::bulk_wait_group(N, false); }
-template <int N> inline void cp_async_bulk_wait_group_read(void) { model::bulk_wait_group(N, true); }
+template <int N> inline void cp_async_bulk_wait_group(void) {
+    model::bulk_wait_group(N, false);
+}
+template <int N> inline void cp_async_bulk_wait_group_read(void) {
+    model::bulk_wait_group(N, true);
+}
 
 void prefetch_tensormap(const struct sm100_tensor_map *a);
 #define SM100_MODEL_TENSOR_LOAD(suffix)                                                                                \
@@ -179,7 +187,9 @@ template <int cta_group> inline void tcgen05_alloc(uint32_t dst, uint32_t nCols)
 template <int cta_group> inline void tcgen05_dealloc(uint32_t taddr, uint32_t nCols) {
     model::tcgen05_dealloc(cta_group, taddr, nCols);
 }
-template <int cta_group> inline void tcgen05_relinquish_alloc_permit(void) { model::tcgen05_relinquish(cta_group); }
+template <int cta_group> inline void tcgen05_relinquish_alloc_permit(void) {
+    model::tcgen05_relinquish(cta_group);
+}
 template <int cta_group>
 inline void tcgen05_mma_mxf4nvf4_block16(uint32_t d_tmem, uint64_t a_desc, uint64_t b_desc, uint32_t idesc,
                                          uint32_t scale_A_tmem, uint32_t scale_B_tmem, uint32_t enable_input_d) {
@@ -191,7 +201,9 @@ template <int cta_group> inline void tcgen05_cp_32x128b_warpx4(uint32_t taddr, u
 template <int cta_group> inline void tcgen05_cp_128x128b(uint32_t taddr, uint64_t s_desc) {
     model::tcgen05_cp(cta_group, false, taddr, s_desc);
 }
-template <int cta_group> inline void tcgen05_commit(uint32_t mbar) { model::tcgen05_commit(cta_group, mbar, -1); }
+template <int cta_group> inline void tcgen05_commit(uint32_t mbar) {
+    model::tcgen05_commit(cta_group, mbar, -1);
+}
 template <int cta_group> inline void tcgen05_commit_multicast(uint32_t mbar, uint16_t ctaMask) {
     model::tcgen05_commit(cta_group, mbar, ctaMask);
 }
@@ -213,10 +225,18 @@ float cvt_f32_f16(uint16_t a);
 uint32_t cvt_rn_bf16x2_f32(float a, float b);
 float ex2_approx_ftz_f32(float a);
 float rcp_approx_ftz_f32(float a);
-inline float add_rn_f32(float a, float b) { return a + b; }
-inline float mul_rn_f32(float a, float b) { return a * b; }
-inline float fma_rn_f32(float a, float b, float c) { return fmaf(a, b, c); }
-inline float div_rn_f32(float a, float b) { return a / b; }
+inline float add_rn_f32(float a, float b) {
+    return a + b;
+}
+inline float mul_rn_f32(float a, float b) {
+    return a * b;
+}
+inline float fma_rn_f32(float a, float b, float c) {
+    return fmaf(a, b, c);
+}
+inline float div_rn_f32(float a, float b) {
+    return a / b;
+}
 inline uint32_t mov_b32_f32(float a) {
     uint32_t d;
     memcpy(&d, &a, sizeof d);

@@ -26,7 +26,8 @@ struct common_args {
 enum { bar_area = 65536, shared_total = 65536 + 1024 }; // data below, mbarriers above
 
 SM100_DEVICE void wait_for(uint32_t bar, uint32_t parity) {
-    while (!ptx::mbarrier_try_wait_parity(bar, parity)) {}
+    while (!ptx::mbarrier_try_wait_parity(bar, parity)) {
+    }
 }
 
 // Every byte gets a known value first, so that untouched bytes can be compared too.
@@ -73,8 +74,10 @@ SM100_KERNEL(128) void tensor_store_kernel(SM100_ARGS(struct common_args, args))
     ptx::fence_proxy_async_shared_cta();
     ptx::bar_sync(0, 128);
     if (ptx::tid_x() == 0) {
-        if (args.u[0] == 2) ptx::cp_async_bulk_tensor_2d_store(&args.map, args.c[0], args.c[1], base);
-        else ptx::cp_async_bulk_tensor_3d_store(&args.map, args.c[0], args.c[1], args.c[2], base);
+        if (args.u[0] == 2)
+            ptx::cp_async_bulk_tensor_2d_store(&args.map, args.c[0], args.c[1], base);
+        else
+            ptx::cp_async_bulk_tensor_3d_store(&args.map, args.c[0], args.c[1], args.c[2], base);
         ptx::cp_async_bulk_commit_group();
         ptx::cp_async_bulk_wait_group<0>();
     }
@@ -93,7 +96,8 @@ SM100_KERNEL(32) void multicast_kernel(SM100_ARGS(struct common_args, args)) {
         if (receives) ptx::mbarrier_arrive_expect_tx(bar, bytes);
         if (rank == args.u[1]) {
             if (args.u[3] == 0)
-                ptx::cp_async_bulk_tensor_2d_multicast(base, &args.map, args.c[0], args.c[1], bar, mask, ptx::cache_evict_normal);
+                ptx::cp_async_bulk_tensor_2d_multicast(base, &args.map, args.c[0], args.c[1], bar, mask,
+                                                       ptx::cache_evict_normal);
             else if (args.u[3] == 1)
                 ptx::cp_async_bulk_shared_cluster_global_multicast(base, args.in, bytes, bar, mask);
             else
@@ -174,7 +178,8 @@ SM100_KERNEL(32) void cluster_kernel(SM100_ARGS(struct common_args, args)) {
             ptx::st_shared_cluster_u32(ptx::mapa_shared_cluster(base + 16 + 4 * rank, r), 0x5A000000u + 256 * rank + r);
             ptx::mbarrier_arrive_release_cluster(ptx::mapa_shared_cluster(bar, r));
         }
-        while (!ptx::mbarrier_try_wait_parity_acquire_cluster(bar, 0)) {}
+        while (!ptx::mbarrier_try_wait_parity_acquire_cluster(bar, 0)) {
+        }
         for (uint32_t r = 0; r < size; r++) {
             ptx::st_global_u32(out + 4 * r, ptx::ld_shared_u32(base + 16 + 4 * r));
             ptx::st_global_u32(out + 64 + 4 * r, ptx::ld_shared_cluster_u32(ptx::mapa_shared_cluster(base + 128, r)));
@@ -303,11 +308,13 @@ SM100_KERNEL(32) void flag_kernel(SM100_ARGS(struct common_args, args)) {
     if (ptx::ctaid_x() == 1) {
         for (uint32_t i = 0; i < 8; i++) ptx::st_global_u32(data + 4 * i, 100 + i);
         ptx::st_release_gpu_u32(flag, 1);
-        while (ptx::ld_relaxed_gpu_u32(answer) != 2) {}
+        while (ptx::ld_relaxed_gpu_u32(answer) != 2) {
+        }
         ptx::fence_acq_rel_gpu();
         ptx::st_global_u32(data + 64, ptx::ld_global_u32(data + 32) + 1);
     } else {
-        while (ptx::ld_acquire_gpu_u32(flag) != 1) {}
+        while (ptx::ld_acquire_gpu_u32(flag) != 1) {
+        }
         uint32_t sum = 0;
         for (uint32_t i = 0; i < 8; i++) sum += ptx::ld_global_u32(data + 4 * i);
         ptx::st_global_u32(data + 32, sum);
@@ -341,7 +348,8 @@ SM100_KERNEL(64) void pipeline_kernel(SM100_ARGS(struct common_args, args)) {
         for (uint32_t i = 0; i < args.u[0]; i++) {
             const uint32_t s = i % stages, phase = i / stages & 1, lane = ptx::laneid();
             wait_for(full + 8 * s, phase);
-            for (uint32_t b = 4 * lane; b < bytes; b += 128) hash = hash * 31 + ptx::ld_shared_u32(base + s * 16384 + b);
+            for (uint32_t b = 4 * lane; b < bytes; b += 128)
+                hash = hash * 31 + ptx::ld_shared_u32(base + s * 16384 + b);
             ptx::mbarrier_arrive(empty + 8 * s);
         }
         ptx::st_global_u32(args.out + 4 * ptx::laneid(), hash);
@@ -355,8 +363,8 @@ SM100_DEVICE uint64_t hopper_desc(uint32_t addr, uint32_t leading, uint32_t stri
 }
 
 // D[64][64] = A * B^T in E4M3 over K = 32 * steps elements. u: swizzle mode as above, bytes of a row, steps, first row
-// of B (a multiple of 8: a tile that starts inside the loaded one). A and B are loaded by TMA with that swizzle; without
-// one, in slices of 16 bytes.
+// of B (a multiple of 8: a tile that starts inside the loaded one). A and B are loaded by TMA with that swizzle;
+// without one, in slices of 16 bytes.
 SM100_KERNEL(128) void wgmma_kernel(SM100_ARGS(struct common_args, args)) {
     const uint32_t base = shared_base(), bar = base + bar_area, a = base, b = base + 16384;
     const uint32_t swizzle = args.u[0], pitch = args.u[1], steps = args.u[2], rows_b = 128;
@@ -366,7 +374,8 @@ SM100_KERNEL(128) void wgmma_kernel(SM100_ARGS(struct common_args, args)) {
         const uint32_t slices = swizzle ? 1 : pitch / 16, slice = swizzle ? pitch : 16;
         ptx::mbarrier_arrive_expect_tx(bar, (64 + rows_b) * pitch);
         for (uint32_t i = 0; i < slices; i++) {
-            ptx::cp_async_bulk_tensor_2d(a + i * 64 * slice, &args.map, (int32_t)(16 * i), 0, bar, ptx::cache_evict_normal);
+            ptx::cp_async_bulk_tensor_2d(a + i * 64 * slice, &args.map, (int32_t)(16 * i), 0, bar,
+                                         ptx::cache_evict_normal);
             ptx::cp_async_bulk_tensor_2d(b + i * rows_b * slice, &args.map2, (int32_t)(16 * i), 0, bar,
                                          ptx::cache_evict_normal);
         }

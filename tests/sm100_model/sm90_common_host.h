@@ -1,8 +1,8 @@
 /* The host half of sm90_common.cu: the same few functions over the CUDA runtime and over the model, then the cases. */
 
 #if defined(__CUDACC__)
-#include <cuda.h>
-#include <cuda_runtime.h>
+#    include <cuda.h>
+#    include <cuda_runtime.h>
 
 static void check(cudaError_t error, const char *what) {
     if (error == cudaSuccess) return;
@@ -16,7 +16,9 @@ static uint8_t *device_alloc(size_t bytes, const char *) {
     check(cudaMalloc(&p, bytes), "cudaMalloc");
     return (uint8_t *)p;
 }
-static void device_free(uint8_t *p) { cudaFree(p); }
+static void device_free(uint8_t *p) {
+    cudaFree(p);
+}
 static void device_write(uint8_t *to, const std::vector<uint8_t> &from) {
     check(cudaMemcpy(to, from.data(), from.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
 }
@@ -31,8 +33,9 @@ static bool encode(struct sm100_tensor_map *map, data_type type, uint32_t rank, 
                                                 CU_TENSOR_MAP_DATA_TYPE_UINT32, CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
                                                 CU_TENSOR_MAP_DATA_TYPE_BFLOAT16};
     typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                                        const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
-                                        CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+                                        const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
+                                        CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                        CUtensorMapFloatOOBfill);
     static encode_function function = nullptr;
     if (!function) {
         cudaDriverEntryPointQueryResult result;
@@ -42,12 +45,13 @@ static bool encode(struct sm100_tensor_map *map, data_type type, uint32_t rank, 
         function = (encode_function)entry;
     }
     const cuuint32_t element_strides[] = {1, 1, 1, 1, 1};
-    return function((CUtensorMap *)map, types[type], rank, address, (const cuuint64_t *)dims, (const cuuint64_t *)strides,
-                    box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, (CUtensorMapSwizzle)swizzle,
-                    CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return function((CUtensorMap *)map, types[type], rank, address, (const cuuint64_t *)dims,
+                    (const cuuint64_t *)strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                    (CUtensorMapSwizzle)swizzle, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-static std::string launch(const char *name, const void *kernel, struct common_args *args, uint32_t grid, uint32_t cluster,
-                          uint32_t block) {
+static std::string launch(const char *name, const void *kernel, struct common_args *args, uint32_t grid,
+                          uint32_t cluster, uint32_t block) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_total), name);
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(grid);
@@ -65,7 +69,8 @@ static std::string launch(const char *name, const void *kernel, struct common_ar
     device_lost = error != cudaSuccess;
     return error == cudaSuccess ? "" : cudaGetErrorString(error);
 }
-#define LAUNCH(kernel, args, grid, cluster, block) launch(#kernel, (const void *)kernel, args, grid, cluster, block)
+#    define TEXT_OF(name) #    name
+#    define LAUNCH(kernel, ...) launch(TEXT_OF(kernel), (const void *)kernel, __VA_ARGS__)
 
 static void header_print(void) {
     cudaDeviceProp properties;
@@ -78,16 +83,22 @@ static void header_print(void) {
 }
 
 #else
-#include "sm100_model.h"
+#    include "sm100_model.h"
 
 static struct sm100_model_options model_options = {sizeof(struct sm100_model_options), 0, 0, 0, 0, 0};
 
 static uint8_t *device_alloc(size_t bytes, const char *name) {
     return (uint8_t *)sm100_model_memory_alloc(bytes, name, SM100_MODEL_READ_WRITE);
 }
-static void device_free(uint8_t *p) { sm100_model_memory_free(p); }
-static void device_write(uint8_t *to, const std::vector<uint8_t> &from) { memcpy(to, from.data(), from.size()); }
-static void device_read(std::vector<uint8_t> &to, const uint8_t *from) { memcpy(to.data(), from, to.size()); }
+static void device_free(uint8_t *p) {
+    sm100_model_memory_free(p);
+}
+static void device_write(uint8_t *to, const std::vector<uint8_t> &from) {
+    memcpy(to, from.data(), from.size());
+}
+static void device_read(std::vector<uint8_t> &to, const uint8_t *from) {
+    memcpy(to.data(), from, to.size());
+}
 
 enum data_type { type_u8, type_u16, type_u32, type_f32, type_bf16 };
 static bool encode(struct sm100_tensor_map *map, data_type type, uint32_t rank, void *address, const uint64_t *dims,
@@ -97,13 +108,14 @@ static bool encode(struct sm100_tensor_map *map, data_type type, uint32_t rank, 
 }
 template <void (*kernel)(const struct common_args &)>
 static std::string launch(const char *name, struct common_args *args, uint32_t grid, uint32_t cluster, uint32_t block) {
-    const struct sm100_model_launch spec = {name,    SM100_MODEL_THUNK(kernel, struct common_args), args, grid, cluster,
-                                            block, shared_total};
+    const struct sm100_model_launch spec = {
+        name, SM100_MODEL_THUNK(kernel, struct common_args), args, grid, cluster, block, shared_total};
     struct sm100_model_report report;
     sm100_model_run(&spec, 1, &model_options, &report);
     return report.message;
 }
-#define LAUNCH(kernel, args, grid, cluster, block) launch<kernel>(#kernel, args, grid, cluster, block)
+#    define TEXT_OF(name) #    name
+#    define LAUNCH(kernel, ...) launch<kernel>(TEXT_OF(kernel), __VA_ARGS__)
 
 static void header_print(void) {}
 #endif
@@ -277,7 +289,8 @@ static void run_multicasts(void) {
     for (uint32_t i = 0; i < 30; i++) { // the first half starts at byte 140 of a row, which is not allowed
         if (!selected()) continue;
         const uint32_t kind = i % 3;
-        const LoadCase c = {"", type_u8, kind == 2 ? 3u : 2u, kind == 2 ? 2u : 3u, {250, 60, 5}, {kind == 2 ? 64u : 128u, 12, 4}, {}};
+        const LoadCase c = {
+            "", type_u8, kind == 2 ? 3u : 2u, kind == 2 ? 2u : 3u, {250, 60, 5}, {kind == 2 ? 64u : 128u, 12, 4}, {}};
         Buffer in(200000, "in", 31 + i), out(4 * (8192 + 256), "out", 0);
         struct common_args args = {};
         map_for(&args.map, c, in.device);
@@ -293,7 +306,8 @@ static void run_multicasts(void) {
         const std::string problem = LAUNCH(multicast_kernel, &args, 4, 4, 32);
         static const char *const kinds[] = {"2d", "bulk", "3d"};
         record_bytes(std::string("multicast ") + kinds[kind] + " mask " + std::to_string(masks[i / 3 % 5]) + " from " +
-                         std::to_string(i % 4) + (i < 15 ? "" : " aligned"), out.download(), problem);
+                         std::to_string(i % 4) + (i < 15 ? "" : " aligned"),
+                     out.download(), problem);
     }
 }
 
@@ -394,8 +408,10 @@ static void run_arithmetic(void) {
     static const struct {
         const char *name;
         uint32_t first, bytes;
-    } parts[] = {{"cvt e4m3x2", 0, 2}, {"cvt f16x2.e4m3x2", 4, 4}, {"cvt bf16x2", 8, 4}, {"add", 12, 4}, {"mul", 16, 4},
-                 {"fma", 20, 4}, {"div", 24, 4}, {"cvt f32.f16", 28, 4}};
+    } parts[] = {{"cvt e4m3x2", 0, 2}, {"cvt f16x2.e4m3x2", 4, 4},
+                 {"cvt bf16x2", 8, 4}, {"add", 12, 4},
+                 {"mul", 16, 4},       {"fma", 20, 4},
+                 {"div", 24, 4},       {"cvt f32.f16", 28, 4}};
     for (const auto &part : parts) {
         std::vector<uint8_t> bytes;
         for (uint32_t i = 0; i < count; i++)
@@ -428,7 +444,8 @@ static void run_wgmma(void) {
             args.u[3] = first_b;
             const std::string problem = LAUNCH(wgmma_kernel, &args, 1, 1, 128);
             record_bytes("wgmma, rows of " + std::to_string(swizzle ? pitch : 0) + " bytes, B from row " +
-                             std::to_string(first_b), out.download(), problem);
+                             std::to_string(first_b),
+                         out.download(), problem);
         }
 }
 
@@ -478,7 +495,8 @@ static void run_encodings(void) {
     Buffer memory(65536, "memory", 1);
     for (const EncodeCase &c : cases) {
         struct sm100_tensor_map map;
-        const bool accepted = encode(&map, c.type, c.rank, memory.device + c.shift, c.dims, c.strides, c.box, c.swizzle);
+        const bool accepted =
+            encode(&map, c.type, c.rank, memory.device + c.shift, c.dims, c.strides, c.box, c.swizzle);
         record(std::string("case encode ") + c.name + (accepted ? " accepted" : " refused"));
     }
 }
@@ -599,14 +617,17 @@ int main(int argc, char **argv) {
         run_all();
         const int count = case_index;
         for (int i = -1; i < count; i++) {
-            const std::string command = std::string(argv[0]) + (i < 0 ? " --header" : " --only") + " " + std::to_string(i);
+            const std::string command =
+                std::string(argv[0]) + (i < 0 ? " --header" : " --only") + " " + std::to_string(i);
             if (system(("timeout 20 " + command).c_str())) printf("# process of case %d failed\n", i);
             fflush(stdout);
         }
         return 0;
     }
 #endif
-    if (argc > 1 && !strcmp(argv[1], "--header")) header_print();
-    else run_all();
+    if (argc > 1 && !strcmp(argv[1], "--header"))
+        header_print();
+    else
+        run_all();
     return recorded ? compare(recorded) : 0;
 }

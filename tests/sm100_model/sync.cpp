@@ -15,7 +15,9 @@ void release_to(Clock &clock, Warp &warp) {
     machine->progress++;
 }
 
-void acquire_from(const Clock &clock, Warp &warp) { warp.clock.join(clock); }
+void acquire_from(const Clock &clock, Warp &warp) {
+    warp.clock.join(clock);
+}
 
 // ---- Warp-wide instructions. ----
 
@@ -27,8 +29,7 @@ static Collective &collective_of(Warp &warp, const char *what, uint32_t mask) {
             continue;
         }
         if (c.mask == mask && !strcmp(c.what, what)) return c;
-        if (c.mask & mask)
-            trap("lanes of one warp have diverged: others (%08x) are at %s", c.arrived, c.what);
+        if (c.mask & mask) trap("lanes of one warp have diverged: others (%08x) are at %s", c.arrived, c.what);
     }
     if (!free_slot) trap("more than four groups of lanes at once");
     free_slot->what = what;
@@ -97,7 +98,8 @@ static uint32_t reduce(const char *what, uint32_t a, uint32_t mask, uint32_t sta
     return warp_compute(what, a, 0, mask, [&](Warp &warp) {
         uint32_t result = start;
         for (uint32_t lane = 0; lane < 32; lane++)
-            if ((mask >> lane) & 1) result = combine(result, static_cast<uint32_t>(warp.threads[lane]->collective_in), lane);
+            if ((mask >> lane) & 1)
+                result = combine(result, static_cast<uint32_t>(warp.threads[lane]->collective_in), lane);
         for (uint32_t lane = 0; lane < 32; lane++)
             if ((mask >> lane) & 1) warp.threads[lane]->collective_out = result;
     });
@@ -129,8 +131,10 @@ static void bar_finish(NamedBarrier &bar) {
 std::string mbarrier_text(const Mbarrier &bar) {
     char text[160];
     if (!bar.name.empty())
-        snprintf(text, sizeof text, "mbarrier '%s' (shared 0x%x of CTA %u)", bar.name.c_str(), bar.offset, bar.cta->index);
-    else snprintf(text, sizeof text, "mbarrier 0x%x of CTA %u", bar.offset, bar.cta->index);
+        snprintf(text, sizeof text, "mbarrier '%s' (shared 0x%x of CTA %u)", bar.name.c_str(), bar.offset,
+                 bar.cta->index);
+    else
+        snprintf(text, sizeof text, "mbarrier 0x%x of CTA %u", bar.offset, bar.cta->index);
     return text;
 }
 
@@ -156,14 +160,17 @@ Mbarrier &mbarrier_at(Cta &cta, uint32_t offset, const char *use) {
 void mbarrier_check_async_use(const Mbarrier &bar, const Thread &thread) {
     if (machine->threads[bar.init_thread]->fenced_shared < bar.init_op)
         trap("%s was initialized without a fence.mbarrier_init (or fence.proxy.async) after it, so an asynchronous "
-             "operation may not see it", mbarrier_text(bar).c_str());
+             "operation may not see it",
+             mbarrier_text(bar).c_str());
     (void)thread;
 }
 
 static void phase_finish_if_due(Mbarrier &bar, const char *what) {
     if (bar.pending == 0 && bar.tx < 0)
-        trap_for(machine->current, what, "%s has no arrivals left and %lld bytes more than expected: expect_tx is too "
-                 "small, so the phase can never complete", mbarrier_text(bar).c_str(), static_cast<long long>(-bar.tx));
+        trap_for(machine->current, what,
+                 "%s has no arrivals left and %lld bytes more than expected: expect_tx is too "
+                 "small, so the phase can never complete",
+                 mbarrier_text(bar).c_str(), static_cast<long long>(-bar.tx));
     if (bar.pending != 0 || bar.tx != 0) return;
     bar.phases++;
     bar.pending = bar.expected;
@@ -176,8 +183,9 @@ static void phase_finish_if_due(Mbarrier &bar, const char *what) {
 
 static void expect_more(Mbarrier &bar, uint32_t bytes) {
     bar.tx += bytes;
-    if (bar.tx >= 1 << 20) trap("%s: a transaction count of %lld is over 2^20 - 1", mbarrier_text(bar).c_str(),
-                                static_cast<long long>(bar.tx));
+    if (bar.tx >= 1 << 20)
+        trap("%s: a transaction count of %lld is over 2^20 - 1", mbarrier_text(bar).c_str(),
+             static_cast<long long>(bar.tx));
 }
 
 void mbarrier_arrive_on(Mbarrier &bar, uint32_t count) {
@@ -192,9 +200,10 @@ void mbarrier_arrive_on(Mbarrier &bar, uint32_t count) {
 void mbarrier_complete_tx(Mbarrier &bar, uint32_t bytes, uint32_t phase, const char *what) {
     if (!bar.live || bar.cta->ended) trap_for(nullptr, what, "%s is gone", mbarrier_text(bar).c_str());
     if (bar.phases != phase)
-        trap_for(nullptr, what, "bytes land on %s in phase %u, but the copy was issued in phase %u: that phase completed "
-                 "without waiting for it (expect_tx is missing or too small)", mbarrier_text(bar).c_str(), bar.phases,
-                 phase);
+        trap_for(nullptr, what,
+                 "bytes land on %s in phase %u, but the copy was issued in phase %u: that phase completed "
+                 "without waiting for it (expect_tx is missing or too small)",
+                 mbarrier_text(bar).c_str(), bar.phases, phase);
     bar.tx -= bytes;
     phase_finish_if_due(bar, what);
 }
@@ -293,13 +302,16 @@ uint32_t shfl_sync_idx(uint32_t a, uint32_t b, uint32_t membermask) {
     return shuffle("shfl.sync.idx", a, b, membermask, [](int, uint32_t j) { return static_cast<int>(j & 31); });
 }
 uint32_t shfl_sync_bfly(uint32_t a, uint32_t b, uint32_t membermask) {
-    return shuffle("shfl.sync.bfly", a, b, membermask, [](int lane, uint32_t j) { return lane ^ static_cast<int>(j & 31); });
+    return shuffle("shfl.sync.bfly", a, b, membermask,
+                   [](int lane, uint32_t j) { return lane ^ static_cast<int>(j & 31); });
 }
 uint32_t shfl_sync_down(uint32_t a, uint32_t b, uint32_t membermask) {
-    return shuffle("shfl.sync.down", a, b, membermask, [](int lane, uint32_t j) { return lane + static_cast<int>(j & 31); });
+    return shuffle("shfl.sync.down", a, b, membermask,
+                   [](int lane, uint32_t j) { return lane + static_cast<int>(j & 31); });
 }
 uint32_t shfl_sync_up(uint32_t a, uint32_t b, uint32_t membermask) {
-    return shuffle("shfl.sync.up", a, b, membermask, [](int lane, uint32_t j) { return lane - static_cast<int>(j & 31); });
+    return shuffle("shfl.sync.up", a, b, membermask,
+                   [](int lane, uint32_t j) { return lane - static_cast<int>(j & 31); });
 }
 uint32_t vote_sync_ballot(uint32_t a, uint32_t membermask) {
     return reduce("vote.sync.ballot", a != 0, membermask, 0,
@@ -309,7 +321,8 @@ uint32_t redux_sync_add(uint32_t src, uint32_t membermask) {
     return reduce("redux.sync.add", src, membermask, 0, [](uint32_t r, uint32_t v, uint32_t) { return r + v; });
 }
 uint32_t redux_sync_min(uint32_t src, uint32_t membermask) {
-    return reduce("redux.sync.min", src, membermask, ~0u, [](uint32_t r, uint32_t v, uint32_t) { return r < v ? r : v; });
+    return reduce("redux.sync.min", src, membermask, ~0u,
+                  [](uint32_t r, uint32_t v, uint32_t) { return r < v ? r : v; });
 }
 uint32_t redux_sync_max(uint32_t src, uint32_t membermask) {
     return reduce("redux.sync.max", src, membermask, 0, [](uint32_t r, uint32_t v, uint32_t) { return r > v ? r : v; });
@@ -318,8 +331,12 @@ uint32_t redux_sync_or(uint32_t src, uint32_t membermask) {
     return reduce("redux.sync.or", src, membermask, 0, [](uint32_t r, uint32_t v, uint32_t) { return r | v; });
 }
 
-void griddepcontrol_wait(void) { enter("griddepcontrol.wait"); }
-void griddepcontrol_launch_dependents(void) { enter("griddepcontrol.launch_dependents"); }
+void griddepcontrol_wait(void) {
+    enter("griddepcontrol.wait");
+}
+void griddepcontrol_launch_dependents(void) {
+    enter("griddepcontrol.launch_dependents");
+}
 
 void nanosleep(uint32_t t) {
     enter("nanosleep");
@@ -341,8 +358,10 @@ static void cluster_arrive(const char *instruction, bool relaxed) {
     if (thread.cluster_arrived) model::trap("this thread has arrived and must wait before it arrives again");
     thread.cluster_arrived = true;
     thread.cluster_phase = cluster.phase;
-    if (relaxed) cluster.next.join(thread.warp->init_fence);
-    else release_to(cluster.next, *thread.warp);
+    if (relaxed)
+        cluster.next.join(thread.warp->init_fence);
+    else
+        release_to(cluster.next, *thread.warp);
     size_t expected = 0;
     for (const Cta *cta : cluster.ctas) expected += cta->launch->spec.block;
     if (++cluster.arrived < expected) return;
@@ -353,8 +372,12 @@ static void cluster_arrive(const char *instruction, bool relaxed) {
     wake_all(cluster.waiters);
 }
 
-void barrier_cluster_arrive(void) { cluster_arrive("barrier.cluster.arrive", false); }
-void barrier_cluster_arrive_relaxed(void) { cluster_arrive("barrier.cluster.arrive.relaxed", true); }
+void barrier_cluster_arrive(void) {
+    cluster_arrive("barrier.cluster.arrive", false);
+}
+void barrier_cluster_arrive_relaxed(void) {
+    cluster_arrive("barrier.cluster.arrive.relaxed", true);
+}
 void barrier_cluster_wait(void) {
     Thread &thread = enter("barrier.cluster.wait");
     Cluster &cluster = *thread.cta->cluster;
@@ -386,10 +409,18 @@ static void fence_acq_rel(const char *instruction) {
     release_to(warp.released, warp);
     warp.has_released = true;
 }
-void fence_acq_rel_cta(void) { enter("fence.acq_rel.cta"); }
-void fence_acq_rel_cluster(void) { enter("fence.acq_rel.cluster"); }
-void fence_acq_rel_gpu(void) { fence_acq_rel("fence.acq_rel.gpu"); }
-void fence_acq_rel_sys(void) { fence_acq_rel("fence.acq_rel.sys"); }
+void fence_acq_rel_cta(void) {
+    enter("fence.acq_rel.cta");
+}
+void fence_acq_rel_cluster(void) {
+    enter("fence.acq_rel.cluster");
+}
+void fence_acq_rel_gpu(void) {
+    fence_acq_rel("fence.acq_rel.gpu");
+}
+void fence_acq_rel_sys(void) {
+    fence_acq_rel("fence.acq_rel.sys");
+}
 
 static void fence_proxy(const char *instruction, bool shared, bool global) {
     Thread &thread = enter(instruction);
@@ -397,9 +428,15 @@ static void fence_proxy(const char *instruction, bool shared, bool global) {
     if (global) thread.fenced_global = thread.op;
     if (global) thread.warp->proxy_fence = thread.warp->clock;
 }
-void fence_proxy_async(void) { fence_proxy("fence.proxy.async", true, true); }
-void fence_proxy_async_shared_cta(void) { fence_proxy("fence.proxy.async.shared::cta", true, false); }
-void fence_proxy_async_global(void) { fence_proxy("fence.proxy.async.global", false, true); }
+void fence_proxy_async(void) {
+    fence_proxy("fence.proxy.async", true, true);
+}
+void fence_proxy_async_shared_cta(void) {
+    fence_proxy("fence.proxy.async.shared::cta", true, false);
+}
+void fence_proxy_async_global(void) {
+    fence_proxy("fence.proxy.async.global", false, true);
+}
 void fence_mbarrier_init_release_cluster(void) {
     Thread &thread = enter("fence.mbarrier_init");
     for (const auto &bar : thread.cta->mbarriers)
@@ -445,12 +482,18 @@ void mbarrier_inval(uint32_t addr) {
     thread.cta->shadow.granules[bar.offset / 16].barriers &= static_cast<uint8_t>(~(1u << (bar.offset / 8 % 2)));
 }
 
-void mbarrier_arrive(uint32_t addr) { arrive("mbarrier.arrive", addr, 1, false, -1); }
-void mbarrier_arrive_count(uint32_t addr, uint32_t count) { arrive("mbarrier.arrive", addr, count, false, -1); }
+void mbarrier_arrive(uint32_t addr) {
+    arrive("mbarrier.arrive", addr, 1, false, -1);
+}
+void mbarrier_arrive_count(uint32_t addr, uint32_t count) {
+    arrive("mbarrier.arrive", addr, count, false, -1);
+}
 void mbarrier_arrive_expect_tx(uint32_t addr, uint32_t tx_count) {
     arrive("mbarrier.arrive.expect_tx", addr, 1, false, tx_count);
 }
-void mbarrier_arrive_release_cluster(uint32_t addr) { arrive("mbarrier.arrive.release.cluster", addr, 1, true, -1); }
+void mbarrier_arrive_release_cluster(uint32_t addr) {
+    arrive("mbarrier.arrive.release.cluster", addr, 1, true, -1);
+}
 void mbarrier_arrive_expect_tx_release_cluster(uint32_t addr, uint32_t tx_count) {
     arrive("mbarrier.arrive.expect_tx.release.cluster", addr, 1, true, tx_count);
 }

@@ -23,7 +23,8 @@ static Cell &cell_at(Cta &cta, uint32_t quadrant, uint32_t column) {
 static std::vector<Cta *> group_ctas(Cta &own, int cta_group) {
     Launch &launch = *own.launch;
     if (launch.cta_group && launch.cta_group != cta_group)
-        trap("cta_group::%d in a kernel that uses cta_group::%d: one kernel must use one value", cta_group, launch.cta_group);
+        trap("cta_group::%d in a kernel that uses cta_group::%d: one kernel must use one value", cta_group,
+             launch.cta_group);
     launch.cta_group = cta_group;
     if (cta_group == 1) return {&own};
     if (own.cluster->ctas.size() % 2) trap("cta_group::2 in a cluster of %zu CTAs", own.cluster->ctas.size());
@@ -36,7 +37,8 @@ static std::vector<Cta *> group_ctas(Cta &own, int cta_group) {
 static void check_columns(const Cta &cta, Columns c, const char *what) {
     for (const TmemAllocation &a : cta.allocations)
         if (c.first >= a.column && c.first + c.count <= a.column + a.count) return;
-    trap("%s: tensor memory columns %u..%u of CTA %u are not allocated", what, c.first, c.first + c.count - 1, cta.index);
+    trap("%s: tensor memory columns %u..%u of CTA %u are not allocated", what, c.first, c.first + c.count - 1,
+         cta.index);
 }
 
 // ---- Allocation. ----
@@ -96,8 +98,9 @@ static bool pair_meet(const char *what, const std::vector<Cta *> &ctas, Cta &own
     }
     if (request.cta == &own) trap("a second warp of this CTA, while the pair waits for the other CTA");
     if (strcmp(request.what, what) || request.columns != columns || request.argument != argument)
-        trap("this CTA asks for %s of %u columns, the other CTA of the pair for %s of %u columns (or with another address)",
-             what, columns, request.what, request.columns);
+        trap(
+            "this CTA asks for %s of %u columns, the other CTA of the pair for %s of %u columns (or with another address)",
+            what, columns, request.what, request.columns);
     request.what = nullptr;
     *done = request.done;
     return true;
@@ -191,8 +194,10 @@ void tcgen05_relinquish(int cta_group) {
 
 void tmem_check_at_exit(Cta &cta) {
     if (!cta.allocations.empty())
-        trap_for(cta.threads[0].get(), "end of the CTA", "%u columns of tensor memory at column %u were never deallocated "
-                 "(the next kernel on this SM would hang)", cta.allocations[0].count, cta.allocations[0].column);
+        trap_for(cta.threads[0].get(), "end of the CTA",
+                 "%u columns of tensor memory at column %u were never deallocated "
+                 "(the next kernel on this SM would hang)",
+                 cta.allocations[0].count, cta.allocations[0].column);
 }
 
 // ---- The queue. ----
@@ -235,8 +240,8 @@ struct TensorOp : AsyncOp {
 static void check_issuer(const Thread &thread) {
     Warp &warp = *thread.warp;
     if (warp.tensor_lane != 32 && warp.tensor_lane != thread.lane)
-        trap("lane %u issues tcgen05 work after lane %u of the same warp has: one elected thread must issue it all", thread.lane,
-             warp.tensor_lane);
+        trap("lane %u issues tcgen05 work after lane %u of the same warp has: one elected thread must issue it all",
+             thread.lane, warp.tensor_lane);
     warp.tensor_lane = thread.lane;
 }
 
@@ -258,10 +263,11 @@ static Epoch next_epoch(Thread &thread) {
                                      const char *other_doing) {
     const Agent::Kind kind = machine->agents[other.agent].kind;
     if (warp.clock.covers(other))
-        trap("%s column %u of CTA %u after %s %s it, without a tcgen05.fence::after_thread_sync since the wait", doing, column,
-             cta.index, agent_text(other).c_str(), other_doing);
-    const char *advice = kind == Agent::tensor_pipe ? "wait for a tcgen05.commit after it"
-                                                    : "tcgen05.wait, fence::before_thread_sync and a barrier must come between";
+        trap("%s column %u of CTA %u after %s %s it, without a tcgen05.fence::after_thread_sync since the wait", doing,
+             column, cta.index, agent_text(other).c_str(), other_doing);
+    const char *advice = kind == Agent::tensor_pipe
+                             ? "wait for a tcgen05.commit after it"
+                             : "tcgen05.wait, fence::before_thread_sync and a barrier must come between";
     trap("%s column %u of CTA %u while %s may still %s it: %s", doing, column, cta.index, agent_text(other).c_str(),
          !strcmp(other_doing, "read") ? "read" : "write", advice);
 }
@@ -336,12 +342,16 @@ static Operand operand_read(uint64_t desc, const char *which, bool scales) {
     o.stride = static_cast<uint32_t>(desc >> 32 & 0x3FFF) << 4;
     const uint32_t high = static_cast<uint32_t>(desc >> 32);
     const uint32_t version = high >> 14 & 7, base = high >> 17 & 7, mode = high >> 20 & 1, swizzle = high >> 29;
-    if (version != 1) trap("%s: bits 46-48 of the descriptor are %u and must be 1 (a Hopper descriptor?)", which, version);
-    if (desc >> 14 & 3 || desc >> 30 & 3 || desc >> 53 & 0xFF) trap("%s: reserved bits of the descriptor are not zero", which);
-    if (base) trap("%s: a base offset of %u; the model knows patterns that start at their natural boundary", which, base);
+    if (version != 1)
+        trap("%s: bits 46-48 of the descriptor are %u and must be 1 (a Hopper descriptor?)", which, version);
+    if (desc >> 14 & 3 || desc >> 30 & 3 || desc >> 53 & 0xFF)
+        trap("%s: reserved bits of the descriptor are not zero", which);
+    if (base)
+        trap("%s: a base offset of %u; the model knows patterns that start at their natural boundary", which, base);
     if (mode) trap("%s: the absolute leading-offset mode exists for K = 96 on sm_103a only", which);
     if (swizzle == 1 || swizzle == 3 || swizzle == 5 || swizzle == 7)
-        trap("%s: swizzle mode %u is %s", which, swizzle, swizzle == 1 ? "not modeled (128B with 32B atoms)" : "reserved");
+        trap("%s: swizzle mode %u is %s", which, swizzle,
+             swizzle == 1 ? "not modeled (128B with 32B atoms)" : "reserved");
     if (scales && swizzle) trap("%s: scale factors are copied without swizzle, not with mode %u", which, swizzle);
     o.pitch = swizzle == 2 ? 128 : swizzle == 4 ? 64 : swizzle == 6 ? 32 : 16;
     o.swizzle_mask = o.pitch / 16 - 1;
@@ -360,8 +370,8 @@ static void check_operand(Cta &cta, const Operand &o, uint32_t rows, uint32_t un
     shared_check_range(cta, o.offset(0, 0), 16, "reads");
     const Granule &first = cta.shadow.granules[o.offset(0, 0) / 16];
     if (!first.split && first.cell.write.agent == 0)
-        trap("reads shared memory 0x%x of CTA %u, where nothing has been written yet: wait for the load first", o.offset(0, 0),
-             cta.index);
+        trap("reads shared memory 0x%x of CTA %u, where nothing has been written yet: wait for the load first",
+             o.offset(0, 0), cta.index);
     for (uint32_t row = 0; row < rows; row++)
         for (uint32_t unit = 0; unit < units; unit++) shared_access(cta, o.offset(row, unit), 16, actor, Access::read);
 }
@@ -422,13 +432,15 @@ void Mma::scales(const Cta &cta, Columns columns, uint32_t rows, float *to, cons
         const uint32_t word = cta.tmem[row % 32 * tmem_columns + column];
         for (uint32_t q = 1; q < 4; q++)
             if (cta.tmem[(row % 32 + 32 * q) * tmem_columns + column] != word)
-                trap_for(issuer, name, "%s of row %u differ between lane quadrants 0 and %u of column %u, CTA %u: they must be "
-                         "copied to all four (warpx4)", which, row, q, column, cta.index);
+                trap_for(issuer, name,
+                         "%s of row %u differ between lane quadrants 0 and %u of column %u, CTA %u: they must be "
+                         "copied to all four (warpx4)",
+                         which, row, q, column, cta.index);
         for (uint32_t g = 0; g < 4; g++) {
             const uint32_t byte = word >> 8 * g & 255;
             if (byte & 0x80)
-                trap_for(issuer, name, "%s of row %u, group %u: the byte 0x%02x has a sign, which UE4M3 does not", which, row, g,
-                         byte);
+                trap_for(issuer, name, "%s of row %u, group %u: the byte 0x%02x has a sign, which UE4M3 does not",
+                         which, row, g, byte);
             to[g * rows + row] = e4m3_decode(byte);
         }
     }
@@ -438,9 +450,12 @@ void Mma::scales(const Cta &cta, Columns columns, uint32_t rows, float *to, cons
 static void accumulate_row(float *d, const float *terms, uint32_t n, uint32_t order) {
     const float *t0 = terms, *t1 = terms + 256, *t2 = terms + 512, *t3 = terms + 768;
     for (uint32_t i = 0; i < n; i++) {
-        if (order == 0) d[i] = (((d[i] + t0[i]) + t1[i]) + t2[i]) + t3[i];
-        else if (order == 1) d[i] = d[i] + ((t0[i] + t1[i]) + (t2[i] + t3[i]));
-        else d[i] = (((d[i] + t3[i]) + t2[i]) + t1[i]) + t0[i];
+        if (order == 0)
+            d[i] = (((d[i] + t0[i]) + t1[i]) + t2[i]) + t3[i];
+        else if (order == 1)
+            d[i] = d[i] + ((t0[i] + t1[i]) + (t2[i] + t3[i]));
+        else
+            d[i] = (((d[i] + t3[i]) + t2[i]) + t1[i]) + t0[i];
     }
 }
 
@@ -470,8 +485,10 @@ void Mma::work() {
         scales(*cta, sfb, n, sb, "scale factors of B");
         for (uint32_t m = 0; m < 128; m++) {
             uint32_t *d_words = cta->tmem.data() + m * tmem_columns + d.first;
-            if (accumulate) memcpy(d_row, d_words, 4 * n);
-            else memset(d_row, 0, 4 * n);
+            if (accumulate)
+                memcpy(d_row, d_words, 4 * n);
+            else
+                memset(d_row, 0, 4 * n);
             multiply_row(terms, av + 64 * m, bv, sa, sb, n, 128, m, shape.sign);
             accumulate_row(d_row, terms, n, order);
             memcpy(d_words, d_row, 4 * n);
@@ -499,8 +516,8 @@ static void check_accumulator(const Mma &mma, Cta &cta, Thread &thread, Epoch ep
     check_write(cta, mma.d, thread, {"accumulates in", Content::accumulator, shape_id, epoch});
 }
 
-void tcgen05_mma(int cta_group, uint32_t d_tmem, uint64_t a_desc, uint64_t b_desc, uint32_t idesc, uint32_t scale_A_tmem,
-                 uint32_t scale_B_tmem, uint32_t enable_input_d) {
+void tcgen05_mma(int cta_group, uint32_t d_tmem, uint64_t a_desc, uint64_t b_desc, uint32_t idesc,
+                 uint32_t scale_A_tmem, uint32_t scale_B_tmem, uint32_t enable_input_d) {
     Thread &thread = enter_synchronizing("tcgen05.mma");
     check_issuer(thread);
     auto mma = std::make_unique<Mma>();
@@ -576,7 +593,8 @@ struct Commit : TensorOp {
     Clock clock; // what the thread knew when it committed
     void work() override {
         for (Mbarrier *bar : bars) {
-            if (!bar->live || bar->cta->ended) trap_for(machine->threads[thread], name, "%s is gone", mbarrier_text(*bar).c_str());
+            if (!bar->live || bar->cta->ended)
+                trap_for(machine->threads[thread], name, "%s is gone", mbarrier_text(*bar).c_str());
             bar->next.join(clock);
             bar->next.raise(pipe->agent, index);
             mbarrier_arrive_on(*bar, 1);
@@ -618,11 +636,11 @@ static uint32_t quadrant_check(const Warp &warp, uint32_t taddr, uint32_t num, c
     const uint32_t lane = taddr >> 16, column = taddr & 0xFFFF;
     for (const Thread *thread : warp.threads)
         if (thread->collective_in != taddr)
-            trap("the tensor memory address must be the same in all lanes; lane %u has 0x%08x, another 0x%08x", thread->lane,
-                 static_cast<unsigned>(thread->collective_in), taddr);
+            trap("the tensor memory address must be the same in all lanes; lane %u has 0x%08x, another 0x%08x",
+                 thread->lane, static_cast<unsigned>(thread->collective_in), taddr);
     if (lane != 32 * (warp.index % 4))
-        trap("lane %u in the address, but warp %u may access lanes %u..%u only", lane, warp.index, 32 * (warp.index % 4),
-             32 * (warp.index % 4) + 31);
+        trap("lane %u in the address, but warp %u may access lanes %u..%u only", lane, warp.index,
+             32 * (warp.index % 4), 32 * (warp.index % 4) + 31);
     if (column + num > tmem_columns) trap("columns %u..%u leave tensor memory", column, column + num - 1);
     check_columns(*warp.cta, {column, num}, what);
     return column;
@@ -664,15 +682,18 @@ static void st_for_warp(Warp &warp, uint32_t taddr, uint32_t num) {
     for (uint32_t c = column; c < column + num; c++) {
         Cell &cell = cell_at(*warp.cta, q, c);
         const bool own = cell.write.agent == warp.st_agent;
-        if (!own && !warp.tensor_clock.covers(cell.write)) not_ordered(warp, "stores to", *warp.cta, c, cell.write, "wrote");
+        if (!own && !warp.tensor_clock.covers(cell.write))
+            not_ordered(warp, "stores to", *warp.cta, c, cell.write, "wrote");
         for (const ReadNode *node = cell.reads; node; node = node->next)
-            if (!warp.tensor_clock.covers(node->epoch)) not_ordered(warp, "stores to", *warp.cta, c, node->epoch, "read");
+            if (!warp.tensor_clock.covers(node->epoch))
+                not_ordered(warp, "stores to", *warp.cta, c, node->epoch, "read");
         cell_reads_drop(cell);
         cell.write = epoch;
         cell.content = Content::stored;
     }
     for (const Thread *thread : warp.threads)
-        memcpy(warp.cta->tmem.data() + (32 * q + thread->lane) * tmem_columns + column, thread->collective_pointer, 4 * num);
+        memcpy(warp.cta->tmem.data() + (32 * q + thread->lane) * tmem_columns + column, thread->collective_pointer,
+               4 * num);
 }
 
 void tcgen05_st(uint32_t taddr, const uint32_t *r, uint32_t num) {
@@ -699,7 +720,9 @@ using namespace model;
 
 namespace ptx {
 
-void tcgen05_fence_before_thread_sync(void) { tensor_publish(*enter("tcgen05.fence::before_thread_sync").warp); }
+void tcgen05_fence_before_thread_sync(void) {
+    tensor_publish(*enter("tcgen05.fence::before_thread_sync").warp);
+}
 
 void tcgen05_fence_after_thread_sync(void) {
     Warp &warp = *enter("tcgen05.fence::after_thread_sync").warp;

@@ -7,16 +7,17 @@
 #include <stdio.h>
 #include <string>
 
-static int test_failures, test_count;
+inline int test_failures, test_count; // shared by the files of a program
 
-static inline void test_case(const std::string &name, const std::string &problem) {
+inline void test_case(const std::string &name, const std::string &problem) {
     test_count++;
     if (!problem.empty()) test_failures++;
-    printf("%-4s %s%s%s\n", problem.empty() ? "ok" : "FAIL", name.c_str(), problem.empty() ? "" : ": ", problem.c_str());
+    printf("%-4s %s%s%s\n", problem.empty() ? "ok" : "FAIL", name.c_str(), problem.empty() ? "" : ": ",
+           problem.c_str());
     fflush(stdout);
 }
 
-static inline int test_summary(const char *program) {
+inline int test_summary(const char *program) {
     printf("%s: %d cases, %d failed\n", program, test_count, test_failures);
     return test_failures != 0;
 }

@@ -1,6 +1,6 @@
-// Broken kernels: every fault of gemm_kernel.h (and of handover_kernel.h) is planted in an otherwise correct kernel and must be caught, in
-// every schedule tried, by the sentence that names it - or, where the mistake only makes the numbers wrong, by the
-// comparison with the reference.
+// Broken kernels: every fault of gemm_kernel.h (and of handover_kernel.h) is planted in an otherwise correct kernel and
+// must be caught, in every schedule tried, by the sentence that names it - or, where the mistake only makes the numbers
+// wrong, by the comparison with the reference.
 #include "gemm_problem.h"
 #include "handover_kernel.h"
 
@@ -12,20 +12,24 @@ struct Fault {
 };
 
 #define FAULT(fault, cta_group, n, ...)                                                                                \
-    { fault, #fault, cta_group, n, { __VA_ARGS__ } }
+    {                                                                                                                  \
+        fault, #fault, cta_group, n, {                                                                                 \
+            __VA_ARGS__                                                                                                \
+        }                                                                                                              \
+    }
 
 static const Fault faults[] = {
     FAULT(FAULT_NO_INIT_FENCE, 1, 256, "without a fence.mbarrier_init"),
-    FAULT(FAULT_NO_INIT_BARRIER, 1, 256, "before a barrier has made its initialization visible", "where none has been initialized",
-          "which nobody has written"),
+    FAULT(FAULT_NO_INIT_BARRIER, 1, 256, "before a barrier has made its initialization visible",
+          "where none has been initialized", "which nobody has written"),
     FAULT(FAULT_NO_FULL_WAIT, 1, 256, "wait for that phase first", "wait for the load first"),
     FAULT(FAULT_FULL_PARITY, 1, 256, "wait for that phase first", "wait for the load first"),
     FAULT(FAULT_NO_EMPTY_WAIT, 1, 256, "wait for a tcgen05.commit", "in one phase than"),
     FAULT(FAULT_EMPTY_PARITY, 1, 256, "deadlock"),
     FAULT(FAULT_EXPECT_MORE, 1, 256, "and 16 bytes are missing"),
     FAULT(FAULT_EXPECT_LESS, 1, 256, "expect_tx is too small", "expect_tx is missing or too small"),
-    FAULT(FAULT_NO_EXPECT, 1, 256, "expect_tx is missing or too small", "expect_tx is too small", "wait for that phase first",
-          "wait for the load first"),
+    FAULT(FAULT_NO_EXPECT, 1, 256, "expect_tx is missing or too small", "expect_tx is too small",
+          "wait for that phase first", "wait for the load first"),
     FAULT(FAULT_SCALES_SWAPPED, 1, 256, "D differs"),
     FAULT(FAULT_NO_WARPX4, 1, 128, "must be copied to all four (warpx4)"),
     FAULT(FAULT_SCALE_STRIDE, 1, 128, "D differs"),
@@ -41,11 +45,12 @@ static const Fault faults[] = {
     FAULT(FAULT_NO_WAIT_LD, 1, 128, "D differs", "may still read it"),
     FAULT(FAULT_NO_FENCE_AFTER, 1, 256, "without a tcgen05.fence::after_thread_sync"),
     FAULT(FAULT_NO_FENCE_BEFORE, 1, 256, "tcgen05.wait, fence::before_thread_sync and a barrier must come between"),
-    FAULT(FAULT_NO_TEMPTY_WAIT, 1, 256, "may still read it", "without a tcgen05.fence::after_thread_sync", "may still write it"),
+    FAULT(FAULT_NO_TEMPTY_WAIT, 1, 256, "may still read it", "without a tcgen05.fence::after_thread_sync",
+          "may still write it"),
     FAULT(FAULT_NO_PROXY_FENCE, 1, 256, "no fence.proxy.async since"),
     FAULT(FAULT_PROXY_FENCE_ONE_LANE, 1, 256, "no fence.proxy.async since"),
-    FAULT(FAULT_NO_STORE_BARRIER, 1, 256, "nothing orders the two", "which nobody has written", "no fence.proxy.async since",
-          "wait for the bulk group first"),
+    FAULT(FAULT_NO_STORE_BARRIER, 1, 256, "nothing orders the two", "which nobody has written",
+          "no fence.proxy.async since", "wait for the bulk group first"),
     FAULT(FAULT_NO_STORE_WAIT, 1, 256, "wait for the bulk group first"),
     FAULT(FAULT_NO_STORE_COMMIT, 1, 256, "wait for the bulk group first"),
     FAULT(FAULT_TEMPTY_COUNT, 1, 256, "gets more arrivals in one phase", "may still read it"),
@@ -87,11 +92,14 @@ static void plant(const Fault &f) {
     for (uint64_t seed = 0; seed < 12 && problem.empty(); seed++) {
         const std::string found = gemm_run(p, seed, true);
         bool named = false;
-        for (const char *sentence : f.sentences) named = named || (sentence && found.find(sentence) != std::string::npos);
+        for (const char *sentence : f.sentences)
+            named = named || (sentence && found.find(sentence) != std::string::npos);
         caught += !found.empty();
         if (found.empty() && by_luck) continue;
-        if (found.empty()) problem = "not caught with seed " + std::to_string(seed);
-        else if (!named) problem = "caught with another sentence (seed " + std::to_string(seed) + "): " + found;
+        if (found.empty())
+            problem = "not caught with seed " + std::to_string(seed);
+        else if (!named)
+            problem = "caught with another sentence (seed " + std::to_string(seed) + "): " + found;
         if (example.empty()) example = found.substr(0, 330);
     }
     if (problem.empty() && caught == 0) problem = "not caught with any seed";

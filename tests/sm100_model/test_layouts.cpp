@@ -1,5 +1,5 @@
-// The model's layouts against golden tables that were computed by other code: swizzles as TMA writes them and as the mma
-// reads them, scale factors in memory and in tensor memory, tcgen05.ld, instruction descriptors, number formats.
+// The model's layouts against golden tables that were computed by other code: swizzles as TMA writes them and as the
+// mma reads them, scale factors in memory and in tensor memory, tcgen05.ld, instruction descriptors, number formats.
 #include "sm100_model.h"
 #include "layout_kernel.h"
 #include "numbers.h"
@@ -29,7 +29,7 @@ static Table read_table(const char *name, uint32_t text_columns = 0) {
                 table.back().push_back(*p);
                 p = strchr(p, ',') + 1;
             }
-            for (char *end; ; p = end + 1) {
+            for (char *end;; p = end + 1) {
                 table.back().push_back(strtol(p, &end, 10));
                 if (*end != ',') break;
             }
@@ -48,7 +48,8 @@ struct Memory { // registered for the length of a test
 };
 
 template <void (*kernel)(const struct layout_args &)> static std::string run(struct layout_args &args) {
-    const struct sm100_model_launch launch = {"layout", SM100_MODEL_THUNK(kernel, struct layout_args), &args, 1, 1, 128, 41100};
+    const struct sm100_model_launch launch = {"layout", SM100_MODEL_THUNK(kernel, struct layout_args), &args, 1, 1, 128,
+                                              41100};
     struct sm100_model_report report;
     return sm100_model_run(&launch, 1, nullptr, &report) ? report.message : "";
 }
@@ -62,8 +63,9 @@ static void test_tma(void) {
         const uint64_t dims[] = {(uint64_t)bytes, 16}, strides[] = {(uint64_t)bytes};
         const uint32_t box[] = {(uint32_t)bytes, 16};
         sm100_model_tensor_map_encode(&args.map, SM100_MODEL_U8, 2, in.p, dims, strides, box,
-                                      bytes == 128 ? SM100_MODEL_SWIZZLE_128B
-                                                   : bytes == 64 ? SM100_MODEL_SWIZZLE_64B : SM100_MODEL_SWIZZLE_32B);
+                                      bytes == 128  ? SM100_MODEL_SWIZZLE_128B
+                                      : bytes == 64 ? SM100_MODEL_SWIZZLE_64B
+                                                    : SM100_MODEL_SWIZZLE_32B);
         args.out = out.p;
         args.bytes_b = (uint32_t)bytes * 16;
         std::string problem = run<layout_tma_kernel>(args);
@@ -73,12 +75,13 @@ static void test_tma(void) {
             entries++;
             if (out.p[row[3]] != in.p[row[1] * bytes + row[2]]) problem = "row " + std::to_string(row[1]) + " differs";
         }
-        test_case("TMA swizzle of " + std::to_string(bytes) + " bytes, " + std::to_string(entries) + " entries", problem);
+        test_case("TMA swizzle of " + std::to_string(bytes) + " bytes, " + std::to_string(entries) + " entries",
+                  problem);
     }
 }
 
-// Scale factors in memory (sf_layout), through tcgen05.cp, to where the mma wants them (tensor_memory_scales), read back
-// with tcgen05.ld (tensor_memory_load): three tables must agree with the model at once.
+// Scale factors in memory (sf_layout), through tcgen05.cp, to where the mma wants them (tensor_memory_scales), read
+// back with tcgen05.ld (tensor_memory_load): three tables must agree with the model at once.
 static void test_scales(const char *name, uint32_t rows, uint32_t groups) {
     const Table layout = read_table(name), target = read_table("tensor_memory_scales.csv", 1);
     const Table load = read_table("tensor_memory_load.csv");
@@ -152,8 +155,8 @@ static void test_operand(uint32_t swizzle, uint64_t desc, uint32_t step) {
             for (uint32_t k = 0; k < k_count; k++) sum += values[codes_a[m * 256 + k]] * values[codes_b[n * 256 + k]];
             memcpy(&found, out.p + 4 * (m * 16 + n), 4);
             if (found != sum && problem.empty())
-                problem = "row " + std::to_string(m) + " column " + std::to_string(n) + " is " + std::to_string((double)found) +
-                          " and should be " + std::to_string((double)sum);
+                problem = "row " + std::to_string(m) + " column " + std::to_string(n) + " is " +
+                          std::to_string((double)found) + " and should be " + std::to_string((double)sum);
         }
     test_case("mma operand, swizzle of " + std::to_string(swizzle) + " bytes", problem);
 }
@@ -173,21 +176,24 @@ static void test_numbers(void) {
     static const struct {
         float value;
         uint32_t code;
-    } edges[] = {{0.25f, 0}, {0.26f, 1}, {0.75f, 2}, {1.25f, 2}, {1.75f, 4}, {2.5f, 4}, {3.5f, 6}, {5, 6}, {5.01f, 7},
-                 {100, 7}, {INFINITY, 7}, {-5, 14}, {-INFINITY, 15}, {-0.0f, 8}, {NAN, 7}};
+    } edges[] = {{0.25f, 0}, {0.26f, 1}, {0.75f, 2},    {1.25f, 2}, {1.75f, 4},      {2.5f, 4},  {3.5f, 6}, {5, 6},
+                 {5.01f, 7}, {100, 7},   {INFINITY, 7}, {-5, 14},   {-INFINITY, 15}, {-0.0f, 8}, {NAN, 7}};
     std::string problem;
     for (uint32_t c = 0; c < 16; c++)
-        if (e2m1_decode(c) != (c & 8 ? -e2m1[c & 7] : e2m1[c & 7]) || e2m1_encode(e2m1_decode(c)) != c) problem = std::to_string(c);
+        if (e2m1_decode(c) != (c & 8 ? -e2m1[c & 7] : e2m1[c & 7]) || e2m1_encode(e2m1_decode(c)) != c)
+            problem = std::to_string(c);
     for (const auto &e : edges)
         if (e2m1_encode(e.value) != e.code) problem = "value " + std::to_string((double)e.value);
     test_case("E2M1", problem);
     problem = "";
-    if (e4m3_decode(0x7E) != 448 || e4m3_decode(1) != ldexpf(1, -9) || e4m3_decode(0x38) != 1 || !isnan(e4m3_decode(0x7F)))
+    if (e4m3_decode(0x7E) != 448 || e4m3_decode(1) != ldexpf(1, -9) || e4m3_decode(0x38) != 1 ||
+        !isnan(e4m3_decode(0x7F)))
         problem = "a known value";
     for (uint32_t c = 0; c < 256; c++) {
         if ((c & 0x7F) == 0x7F) continue;
         if (e4m3_encode(e4m3_decode(c)) != c) problem = "code " + std::to_string(c);
-        if ((c & 0x7F) < 0x7E && fabsf(e4m3_decode(c)) >= fabsf(e4m3_decode(c + 1))) problem = "order at " + std::to_string(c);
+        if ((c & 0x7F) < 0x7E && fabsf(e4m3_decode(c)) >= fabsf(e4m3_decode(c + 1)))
+            problem = "order at " + std::to_string(c);
         const float middle = (e4m3_decode(c) + e4m3_decode(c + 1)) / 2;
         if ((c & 0x7F) < 0x7E && e4m3_encode(middle) != (c % 2 ? c + 1 : c)) problem = "tie at " + std::to_string(c);
     }

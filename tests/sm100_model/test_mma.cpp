@@ -23,7 +23,9 @@ struct Problem {
 static const uint32_t k_bytes = 128;
 
 // The scale of row r, group g in the 128x4 layout of four 512-byte blocks.
-static uint32_t scale_offset(uint32_t r, uint32_t g) { return g / 4 * 512 + r % 32 * 16 + r / 32 * 4 + g % 4; }
+static uint32_t scale_offset(uint32_t r, uint32_t g) {
+    return g / 4 * 512 + r % 32 * 16 + r / 32 * 4 + g % 4;
+}
 
 static void problem_open(Problem &p) {
     p.a = (uint8_t *)sm100_model_memory_alloc(128 * k_bytes, "a", SM100_MODEL_READ_ONLY);
@@ -36,8 +38,10 @@ static void problem_open(Problem &p) {
     p.args.sfa = p.sfa;
     p.args.sfb = p.sfb;
     p.args.d = p.d;
-    if (sm100_model_tensor_map_encode(&p.args.map_a, SM100_MODEL_U8, 2, p.a, dims, strides, box, SM100_MODEL_SWIZZLE_128B) ||
-        sm100_model_tensor_map_encode(&p.args.map_b, SM100_MODEL_U8, 2, p.b, dims, strides, box, SM100_MODEL_SWIZZLE_128B))
+    if (sm100_model_tensor_map_encode(&p.args.map_a, SM100_MODEL_U8, 2, p.a, dims, strides, box,
+                                      SM100_MODEL_SWIZZLE_128B) ||
+        sm100_model_tensor_map_encode(&p.args.map_b, SM100_MODEL_U8, 2, p.b, dims, strides, box,
+                                      SM100_MODEL_SWIZZLE_128B))
         printf("%s\n", sm100_model_error());
 }
 
@@ -65,15 +69,18 @@ static std::string problem_check(const Problem &p, bool exact) {
             double sum = 0, size = 0;
             for (uint32_t k = 0; k < 256; k++) {
                 const uint32_t shift = 4 * (k % 2);
-                const double x = e2m1_values[p.a[m * k_bytes + k / 2] >> shift & 15] * e4m3_value(p.sfa[scale_offset(m, k / 16)]);
-                const double y = e2m1_values[p.b[n * k_bytes + k / 2] >> shift & 15] * e4m3_value(p.sfb[scale_offset(n, k / 16)]);
+                const double x =
+                    e2m1_values[p.a[m * k_bytes + k / 2] >> shift & 15] * e4m3_value(p.sfa[scale_offset(m, k / 16)]);
+                const double y =
+                    e2m1_values[p.b[n * k_bytes + k / 2] >> shift & 15] * e4m3_value(p.sfb[scale_offset(n, k / 16)]);
                 sum += x * y;
                 size += fabs(x * y);
             }
             const double error = fabs((double)p.d[m * 128 + n] - sum);
             if (!(error <= (exact ? 0 : size * 20 * ldexp(1, -24)))) {
                 char text[128];
-                snprintf(text, sizeof text, "row %u column %u is %g and should be %g", m, n, (double)p.d[m * 128 + n], sum);
+                snprintf(text, sizeof text, "row %u column %u is %g and should be %g", m, n, (double)p.d[m * 128 + n],
+                         sum);
                 return text;
             }
         }
@@ -81,8 +88,8 @@ static std::string problem_check(const Problem &p, bool exact) {
 }
 
 static std::string run(Problem &p, uint64_t seed) {
-    struct sm100_model_launch launch = {"example", SM100_MODEL_THUNK(example_kernel, struct example_args), &p.args, 1, 1, 128,
-                                        37000};
+    struct sm100_model_launch launch = {
+        "example", SM100_MODEL_THUNK(example_kernel, struct example_args), &p.args, 1, 1, 128, 37000};
     struct sm100_model_options options = {};
     options.struct_size = sizeof options;
     options.seed = seed;
@@ -98,7 +105,9 @@ int main(void) {
         problem_fill(p, seed, integer);
         std::string problem = run(p, seed);
         if (problem.empty()) problem = problem_check(p, integer);
-        test_case("example kernel, " + std::string(integer ? "integer" : "random") + " data, seed " + std::to_string(seed), problem);
+        test_case("example kernel, " + std::string(integer ? "integer" : "random") + " data, seed " +
+                      std::to_string(seed),
+                  problem);
     }
     problem_close(p);
     return test_summary("test_mma");

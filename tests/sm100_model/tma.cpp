@@ -52,7 +52,8 @@ static uint32_t type_bits(uint32_t type) {
 }
 
 static TensorMap map_read(const struct sm100_tensor_map *map) {
-    if (reinterpret_cast<uintptr_t>(map) % 64) trap("the tensor map at %p is not 64-byte aligned", static_cast<const void *>(map));
+    if (reinterpret_cast<uintptr_t>(map) % 64)
+        trap("the tensor map at %p is not 64-byte aligned", static_cast<const void *>(map));
     const char *p = reinterpret_cast<const char *>(map), *stacks = static_cast<const char *>(machine->stacks);
     if (p >= stacks && p < static_cast<const char *>(fiber_stack(machine->stacks, machine->stack_count)))
         trap("the tensor map is a local copy: pass the address of the kernel's argument");
@@ -81,7 +82,9 @@ static int refuse(const char *format, ...) {
     return -1;
 }
 
-static uint32_t swizzle_span(uint32_t swizzle) { return swizzle ? 16u << swizzle : 0; }
+static uint32_t swizzle_span(uint32_t swizzle) {
+    return swizzle ? 16u << swizzle : 0;
+}
 
 static int map_check(const TensorMap &m) {
     if (m.address % 16) return refuse("the global address is not a multiple of 16");
@@ -158,8 +161,8 @@ static void box_check_alignment(const Box &box, uint32_t offset) {
     if (offset % 128) trap("the shared address 0x%x of a tensor copy is not a multiple of 128", offset);
     const uint32_t span = swizzle_span(box.map.swizzle);
     if (span && offset % (8 * span))
-        trap("the shared address 0x%x is not a multiple of %u, where the %u-byte swizzle pattern begins", offset, 8 * span,
-             span);
+        trap("the shared address 0x%x is not a multiple of %u, where the %u-byte swizzle pattern begins", offset,
+             8 * span, span);
 }
 
 static void box_check_global(const Box &box, const Actor &actor, Access access) {
@@ -184,7 +187,7 @@ static void box_shared_access(Cta &cta, uint32_t offset, const Box &box, const A
 // ---- Loads: global to shared. ----
 
 struct Load : AsyncOp {
-    Cta *cta = nullptr;       // of the destination
+    Cta *cta = nullptr; // of the destination
     Mbarrier *bar = nullptr;
     uint32_t phase = 0, offset = 0, row = 0;
     bool tensor = false;
@@ -224,13 +227,14 @@ enum class Signal { same_cta, pair };
 static Cta &signal_cta(Cta &to, Cta &bar_cta, bool multicast, Signal signal) {
     if (signal == Signal::pair) {
         if (!multicast && to.rank / 2 != bar_cta.rank / 2)
-            trap("the mbarrier is in CTA rank %u, the data goes to rank %u: cta_group::2 allows the pair only", bar_cta.rank,
-                 to.rank);
+            trap("the mbarrier is in CTA rank %u, the data goes to rank %u: cta_group::2 allows the pair only",
+                 bar_cta.rank, to.rank);
         return *to.cluster->ctas[(to.rank & ~1u) | (bar_cta.rank & 1u)];
     }
     if (!multicast && &to != &bar_cta)
-        trap("the mbarrier is in CTA rank %u and the data goes to rank %u: without cta_group::2 they must be in one CTA",
-             bar_cta.rank, to.rank);
+        trap(
+            "the mbarrier is in CTA rank %u and the data goes to rank %u: without cta_group::2 they must be in one CTA",
+            bar_cta.rank, to.rank);
     return to;
 }
 
@@ -249,8 +253,10 @@ static std::unique_ptr<Load> load_to(const char *name, Cta &to, uint32_t offset,
     load->touches = {&to, &signaled};
     mbarrier_check_async_use(*load->bar, thread);
     const Actor actor = actor_async(thread, {load->bar->agent, load->phase + 1});
-    if (box) box_shared_access(to, offset, *box, actor, Access::write);
-    else shared_access(to, offset, bytes, actor, Access::write);
+    if (box)
+        box_shared_access(to, offset, *box, actor, Access::write);
+    else
+        shared_access(to, offset, bytes, actor, Access::write);
     return load;
 }
 
@@ -274,13 +280,13 @@ static void tensor_load(const char *name, uint32_t dst, const Box &box, uint32_t
     Cta &bar_cta = cta_of_address(*thread.cta, mbar, "a copy");
     const uint32_t offset = dst & 0xFFFFFF;
     box_check_alignment(box, offset);
-    if (signal == Signal::pair && thread.cta->cluster->ctas.size() % 2) trap("cta_group::2 needs clusters of whole pairs");
+    if (signal == Signal::pair && thread.cta->cluster->ctas.size() % 2)
+        trap("cta_group::2 needs clusters of whole pairs");
     bool checked = false;
     for (Cta *to : destinations(*thread.cta, dst, mask)) {
         Cta &signaled = signal_cta(*to, bar_cta, mask >= 0, signal);
         auto load = load_to(name, *to, offset, signaled, mbar & 0xFFFFFF, box.bytes(), &box);
-        if (!checked)
-            box_check_global(box, actor_async(thread, {load->bar->agent, load->phase + 1}), Access::read);
+        if (!checked) box_check_global(box, actor_async(thread, {load->bar->agent, load->phase + 1}), Access::read);
         checked = true;
         load->tensor = true;
         load->box = box;
@@ -330,7 +336,8 @@ struct Store : AsyncOp {
         const uint32_t bytes = box.map.row_bytes(), pitch = box.map.pitch();
         for (uint32_t row = 0; row < box.rows(); row++)
             for (uint32_t b = 0; b < bytes; b += 16)
-                memcpy(data.data() + row * bytes + b, shared + swizzle_address(offset + row * pitch + b, box.map.swizzle), 16);
+                memcpy(data.data() + row * bytes + b,
+                       shared + swizzle_address(offset + row * pitch + b, box.map.swizzle), 16);
     }
     void write_global() const {
         if (!tensor) {
@@ -363,7 +370,8 @@ struct Store : AsyncOp {
 
 static std::unique_ptr<Store> store_from(const char *name, uint32_t src, uint32_t bytes, const Box *box) {
     Thread &thread = *machine->current;
-    if (&cta_of_address(*thread.cta, src, name) != thread.cta) trap("the source must be in the CTA's own shared memory");
+    if (&cta_of_address(*thread.cta, src, name) != thread.cta)
+        trap("the source must be in the CTA's own shared memory");
     if (!thread.bulk_read_agent) {
         thread.bulk_read_agent = agent_new(Agent::bulk_read, thread.cta, thread.tid);
         thread.bulk_write_agent = agent_new(Agent::bulk_write, thread.cta, thread.tid);
@@ -378,8 +386,10 @@ static std::unique_ptr<Store> store_from(const char *name, uint32_t src, uint32_
     store->data.resize(bytes);
     thread.bulk_open = true;
     const Actor actor = actor_async(thread, {thread.bulk_read_agent, store->group});
-    if (box) box_shared_access(*thread.cta, store->offset, *box, actor, Access::read);
-    else shared_access(*thread.cta, store->offset, bytes, actor, Access::read);
+    if (box)
+        box_shared_access(*thread.cta, store->offset, *box, actor, Access::read);
+    else
+        shared_access(*thread.cta, store->offset, bytes, actor, Access::read);
     return store;
 }
 
@@ -425,7 +435,9 @@ using namespace model;
 
 // ---- The host's side. ----
 
-const char *sm100_model_error(void) { return error_text; }
+const char *sm100_model_error(void) {
+    return error_text;
+}
 
 int sm100_model_tensor_map_encode(struct sm100_tensor_map *map, enum sm100_model_data_type type, uint32_t rank,
                                   void *global_address, const uint64_t *global_dims, const uint64_t *global_strides,
@@ -457,32 +469,32 @@ void prefetch_tensormap(const struct sm100_tensor_map *a) {
     map_read(a);
 }
 
-#define TENSOR_LOAD(suffix, text, signal)                                                                             \
-    void cp_async_bulk_tensor_2d##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap, int32_t c0,       \
-                                         int32_t c1, uint32_t mbar, uint64_t) {                                       \
-        const char *name = "cp.async.bulk.tensor.2d" text;                                                            \
-        enter_synchronizing(name);                                                                                    \
-        tensor_load(name, dstMem, box_at(tensorMap, 2, c0, c1, 0), mbar, -1, signal);                                 \
-    }                                                                                                                 \
-    void cp_async_bulk_tensor_3d##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap, int32_t c0,       \
-                                         int32_t c1, int32_t c2, uint32_t mbar, uint64_t) {                           \
-        const char *name = "cp.async.bulk.tensor.3d" text;                                                            \
-        enter_synchronizing(name);                                                                                    \
-        tensor_load(name, dstMem, box_at(tensorMap, 3, c0, c1, c2), mbar, -1, signal);                                \
-    }                                                                                                                 \
-    void cp_async_bulk_tensor_2d_multicast##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap,         \
-                                                   int32_t c0, int32_t c1, uint32_t mbar, uint16_t ctaMask,           \
-                                                   uint64_t) {                                                        \
-        const char *name = "cp.async.bulk.tensor.2d.multicast" text;                                                  \
-        enter_synchronizing(name);                                                                                    \
-        tensor_load(name, dstMem, box_at(tensorMap, 2, c0, c1, 0), mbar, ctaMask, signal);                            \
-    }                                                                                                                 \
-    void cp_async_bulk_tensor_3d_multicast##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap,         \
-                                                   int32_t c0, int32_t c1, int32_t c2, uint32_t mbar,                 \
-                                                   uint16_t ctaMask, uint64_t) {                                      \
-        const char *name = "cp.async.bulk.tensor.3d.multicast" text;                                                  \
-        enter_synchronizing(name);                                                                                    \
-        tensor_load(name, dstMem, box_at(tensorMap, 3, c0, c1, c2), mbar, ctaMask, signal);                           \
+#define TENSOR_LOAD(suffix, text, signal)                                                                              \
+    void cp_async_bulk_tensor_2d##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap, int32_t c0,        \
+                                         int32_t c1, uint32_t mbar, uint64_t) {                                        \
+        const char *name = "cp.async.bulk.tensor.2d" text;                                                             \
+        enter_synchronizing(name);                                                                                     \
+        tensor_load(name, dstMem, box_at(tensorMap, 2, c0, c1, 0), mbar, -1, signal);                                  \
+    }                                                                                                                  \
+    void cp_async_bulk_tensor_3d##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap, int32_t c0,        \
+                                         int32_t c1, int32_t c2, uint32_t mbar, uint64_t) {                            \
+        const char *name = "cp.async.bulk.tensor.3d" text;                                                             \
+        enter_synchronizing(name);                                                                                     \
+        tensor_load(name, dstMem, box_at(tensorMap, 3, c0, c1, c2), mbar, -1, signal);                                 \
+    }                                                                                                                  \
+    void cp_async_bulk_tensor_2d_multicast##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap,          \
+                                                   int32_t c0, int32_t c1, uint32_t mbar, uint16_t ctaMask,            \
+                                                   uint64_t) {                                                         \
+        const char *name = "cp.async.bulk.tensor.2d.multicast" text;                                                   \
+        enter_synchronizing(name);                                                                                     \
+        tensor_load(name, dstMem, box_at(tensorMap, 2, c0, c1, 0), mbar, ctaMask, signal);                             \
+    }                                                                                                                  \
+    void cp_async_bulk_tensor_3d_multicast##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap,          \
+                                                   int32_t c0, int32_t c1, int32_t c2, uint32_t mbar,                  \
+                                                   uint16_t ctaMask, uint64_t) {                                       \
+        const char *name = "cp.async.bulk.tensor.3d.multicast" text;                                                   \
+        enter_synchronizing(name);                                                                                     \
+        tensor_load(name, dstMem, box_at(tensorMap, 3, c0, c1, c2), mbar, ctaMask, signal);                            \
     }
 TENSOR_LOAD(, "", Signal::same_cta)
 TENSOR_LOAD(_cta_group_2, ".cta_group::2", Signal::pair)

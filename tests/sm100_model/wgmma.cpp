@@ -1,5 +1,5 @@
-// Hopper's warpgroup mma as sm90_common.cu uses it (PTX ISA 9.7.15). Each warp computes its own sixteen rows at once; the
-// asynchrony of wgmma is not modeled, only its operand layouts and the fence that ordinary stores need before it.
+// Hopper's warpgroup mma as sm90_common.cu uses it (PTX ISA 9.7.15). Each warp computes its own sixteen rows at once;
+// the asynchrony of wgmma is not modeled, only its operand layouts and the fence that ordinary stores need before it.
 #include "machine.h"
 #include "numbers.h"
 #include "sm100_model_ptx.h"
@@ -61,9 +61,15 @@ static void whole_warp(const char *instruction) {
     enter(instruction);
     if (collective_gather(instruction, ~0u)) collective_release(~0u);
 }
-void wgmma_fence(void) { whole_warp("wgmma.fence"); }
-void wgmma_commit_group(void) { whole_warp("wgmma.commit_group"); }
-void wgmma_wait_group_0(void) { whole_warp("wgmma.wait_group"); }
+void wgmma_fence(void) {
+    whole_warp("wgmma.fence");
+}
+void wgmma_commit_group(void) {
+    whole_warp("wgmma.commit_group");
+}
+void wgmma_wait_group_0(void) {
+    whole_warp("wgmma.wait_group");
+}
 
 void wgmma_m64n64k32_f32_e4m3_e4m3(float (&d)[32], uint64_t a_desc, uint64_t b_desc, uint32_t scale_d) {
     Thread &thread = enter("wgmma.mma_async");

@@ -15,8 +15,8 @@ int cli_wrong_shape(const char *path, const char *name, const megamoe_tensor *te
     char has[96], needs[96];
     put_extents(has, tensor->rank, tensor->extent);
     put_extents(needs, rank, wanted);
-    return cli_fail("%s: tensor '%s' has shape [%s], but this layer and these tokens need [%s].", path, name,
-                    has, needs);
+    return cli_fail("%s: tensor '%s' has shape [%s], but this layer and these tokens need [%s].", path, name, has,
+                    needs);
 }
 
 static bool has_shape(const megamoe_tensor *tensor, int64_t rows, int64_t columns) {
@@ -24,8 +24,7 @@ static bool has_shape(const megamoe_tensor *tensor, int64_t rows, int64_t column
 }
 
 /* Copies I32 or I64 values as int32; a value that does not fit becomes -2, which no expert or token has. */
-static int copy_ids(const char *path, const char *name, const megamoe_tensor *tensor, size_t count,
-                    int32_t **ids) {
+static int copy_ids(const char *path, const char *name, const megamoe_tensor *tensor, size_t count, int32_t **ids) {
     if (tensor->dtype != MEGAMOE_I32 && tensor->dtype != MEGAMOE_I64)
         return cli_fail("%s: tensor '%s' must be I32 or I64.", path, name);
     *ids = cli_allocate(count, sizeof **ids);
@@ -51,8 +50,8 @@ static int read_hidden(const char *path, const megamoe_shape *shape, cli_batch *
     if (hidden.dtype != MEGAMOE_BF16 && hidden.dtype != MEGAMOE_F32)
         return cli_fail("%s: tensor 'hidden' must be BF16 or F32.", path);
     if (tokens > 1 << 24)
-        return cli_fail("%s: tensor 'hidden' has %lld tokens, more than the %d of one batch.", path,
-                        (long long)tokens, 1 << 24);
+        return cli_fail("%s: tensor 'hidden' has %lld tokens, more than the %d of one batch.", path, (long long)tokens,
+                        1 << 24);
     batch->batch = (megamoe_batch){.struct_size = sizeof batch->batch,
                                    .token_count = (uint32_t)hidden.extent[0],
                                    .hidden = hidden.data,
@@ -73,8 +72,7 @@ static int read_routing(const char *path, const megamoe_shape *shape, cli_batch 
 
     const int64_t wanted[] = {tokens, shape->experts_per_token};
     if (!has_shape(&ids, wanted[0], wanted[1])) return cli_wrong_shape(path, "expert_ids", &ids, 2, wanted);
-    if (!has_shape(&weights, wanted[0], wanted[1]))
-        return cli_wrong_shape(path, "expert_weights", &weights, 2, wanted);
+    if (!has_shape(&weights, wanted[0], wanted[1])) return cli_wrong_shape(path, "expert_weights", &weights, 2, wanted);
     if (weights.dtype != MEGAMOE_F32) return cli_fail("%s: tensor 'expert_weights' must be F32.", path);
     if (copy_ids(path, "expert_ids", &ids, count, &batch->expert_ids) != CLI_GOOD) return CLI_BAD_INPUT;
     batch->expert_weights = cli_allocate(count, sizeof(float));

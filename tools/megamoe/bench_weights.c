@@ -1,3 +1,4 @@
+/* Weights as synth makes them, stacked by projection as megamoe_layer_create takes them. */
 #include "bench_weights.h"
 
 #include <math.h>
@@ -28,12 +29,12 @@ static int check_memory(const megamoe_shape *s, uint32_t experts) {
         if (sscanf(line, "MemAvailable: %llu", &kilobytes) == 1) available = 1024.0 * (double)kilobytes;
     if (file) fclose(file);
     if (needed < 0.8 * available) return CLI_GOOD;
-    return cli_fail("%u experts take %s, and this machine has %s available; choose fewer with --experts A:B.",
-                    experts, cli_bytes_text(needed, a), cli_bytes_text(available, b));
+    return cli_fail("%u experts take %s, and this machine has %s available; choose fewer with --experts A:B.", experts,
+                    cli_bytes_text(needed, a), cli_bytes_text(available, b));
 }
 
-static void make_projection(cli_weights *w, const cli_blocks *blocks, const char *name, uint32_t experts,
-                            uint64_t rows, uint64_t columns, unsigned group, megamoe_projection *p) {
+static void make_projection(cli_weights *w, const cli_blocks *blocks, const char *name, uint32_t experts, uint64_t rows,
+                            uint64_t columns, unsigned group, megamoe_projection *p) {
     int64_t e = experts, n = (int64_t)rows, k = (int64_t)columns;
     uint64_t all = experts * rows, key = random_key(0, name);
     double spread = 1.2 / sqrt((double)columns);
@@ -41,10 +42,8 @@ static void make_projection(cli_weights *w, const cli_blocks *blocks, const char
     cli_fill_codes(blocks, key, group, 0, all, columns / 2, codes);
     cli_fill_scales(blocks, key + 1, group, spread, 0, all, columns / group, scales);
     p->codes = (megamoe_tensor){.data = codes, .dtype = MEGAMOE_E2M1X2, .rank = 3, .extent = {e, n, k}};
-    p->scales = (megamoe_tensor){.data = scales,
-                                 .dtype = group == 32 ? MEGAMOE_E8M0 : MEGAMOE_E4M3,
-                                 .rank = 3,
-                                 .extent = {e, n, k / group}};
+    p->scales = (megamoe_tensor){
+        .data = scales, .dtype = group == 32 ? MEGAMOE_E8M0 : MEGAMOE_E4M3, .rank = 3, .extent = {e, n, k / group}};
     if (group == 32) return;
     float *global = own(w, experts, sizeof *global), *input = own(w, experts, sizeof *input);
     for (uint32_t i = 0; i < experts; i++) {
@@ -55,12 +54,10 @@ static void make_projection(cli_weights *w, const cli_blocks *blocks, const char
     p->input_global = (megamoe_tensor){.data = input, .dtype = MEGAMOE_F32, .rank = 1, .extent = {e}};
 }
 
-static megamoe_tensor make_bf16(cli_weights *w, const char *name, double spread, uint64_t rows,
-                                uint64_t columns) {
+static megamoe_tensor make_bf16(cli_weights *w, const char *name, double spread, uint64_t rows, uint64_t columns) {
     uint16_t *values = own(w, rows * columns, sizeof *values);
     uint64_t key = random_key(0, name);
-    for (uint64_t i = 0; i < rows * columns; i++)
-        values[i] = bf16_nearest(spread * random_gauss(random_at(key, i)));
+    for (uint64_t i = 0; i < rows * columns; i++) values[i] = bf16_nearest(spread * random_gauss(random_at(key, i)));
     return (megamoe_tensor){
         .data = values, .dtype = MEGAMOE_BF16, .rank = 2, .extent = {(int64_t)rows, (int64_t)columns}};
 }
@@ -72,17 +69,14 @@ static void make_shared(cli_weights *w, const char *name, uint64_t rows, uint64_
              key = random_key(0, name);
     uint8_t *codes = own(w, rows * columns, 1), *scales = own(w, block_rows * block_columns, 1), pool[256];
     int exponent;
-    for (unsigned i = 0; i < 256; i++)
-        pool[i] = (uint8_t)e4m3_nearest(64.0 * random_gauss(random_at(key, i)));
+    for (unsigned i = 0; i < 256; i++) pool[i] = (uint8_t)e4m3_nearest(64.0 * random_gauss(random_at(key, i)));
     for (uint64_t i = 0; i < rows * columns; i++) codes[i] = pool[random_at(key + 1, i) & 255];
     frexp(1.0 / (64.0 * sqrt((double)columns)), &exponent);
     memset(scales, 127 + exponent, block_rows * block_columns);
-    p->codes = (megamoe_tensor){
-        .data = codes, .dtype = MEGAMOE_E4M3, .rank = 2, .extent = {(int64_t)rows, (int64_t)columns}};
-    p->scales = (megamoe_tensor){.data = scales,
-                                 .dtype = MEGAMOE_E8M0,
-                                 .rank = 2,
-                                 .extent = {(int64_t)block_rows, (int64_t)block_columns}};
+    p->codes =
+        (megamoe_tensor){.data = codes, .dtype = MEGAMOE_E4M3, .rank = 2, .extent = {(int64_t)rows, (int64_t)columns}};
+    p->scales = (megamoe_tensor){
+        .data = scales, .dtype = MEGAMOE_E8M0, .rank = 2, .extent = {(int64_t)block_rows, (int64_t)block_columns}};
 }
 
 int cli_weights_make(const cli_shape *shape, const cli_range *experts, cli_weights *w) {

@@ -11,8 +11,7 @@ static uint32_t vocabulary_of(const cli_examination *e) {
     for (uint32_t i = 0; i < megamoe_checkpoint_layer_count(e->checkpoint); i++) {
         megamoe_layer_info info = {.struct_size = sizeof info};
         megamoe_tensor table;
-        if (megamoe_checkpoint_layer(e->checkpoint, i, &info) != MEGAMOE_OK || info.layer != e->layer)
-            continue;
+        if (megamoe_checkpoint_layer(e->checkpoint, i, &info) != MEGAMOE_OK || info.layer != e->layer) continue;
         char *name = cli_format("%s.gate.tid2eid", info.prefix);
         bool found = megamoe_checkpoint_tensor(e->checkpoint, name, &table) == MEGAMOE_OK;
         free(name);
@@ -74,8 +73,8 @@ static int decide_routing(cli_examination *e) {
             cli_allocate((size_t)e->token_count * e->facts.shape.experts_per_token, sizeof(int32_t));
         e->batch.expert_weights = e->input.expert_weights =
             cli_allocate((size_t)e->token_count * e->facts.shape.experts_per_token, sizeof(float));
-        megamoe_status status = megamoe_layer_route(e->reference, &e->input.batch, e->input.expert_ids,
-                                                    e->input.expert_weights, NULL);
+        megamoe_status status =
+            megamoe_layer_route(e->reference, &e->input.batch, e->input.expert_ids, e->input.expert_weights, NULL);
         if (status != MEGAMOE_OK) return cli_fail_status(status);
     } else if (e->options->input && all_loaded && routed) {
         size_t slots = (size_t)e->token_count * e->facts.shape.experts_per_token;
@@ -103,8 +102,7 @@ static int examine(cli_examination *e) {
     if (e->device) {
         status = run_router(e);
         if (status != MEGAMOE_OK) return cli_fail_status(status);
-    } else if (cli_read_against(e->options->against, &e->facts, e->token_count, &e->got, &e->written) !=
-               CLI_GOOD) {
+    } else if (cli_read_against(e->options->against, &e->facts, e->token_count, &e->got, &e->written) != CLI_GOOD) {
         return CLI_BAD_INPUT;
     }
     return decide_routing(e) == CLI_GOOD ? cli_judge_layer(e) : CLI_BAD_INPUT;
@@ -147,23 +145,21 @@ static const cli_verdict *first_failure(const cli_examination *e) {
 
 static json_t *layer_json(const cli_examination *e) {
     json_t *stages = json_array(), *unquantized = json_null();
-    for (unsigned i = 0; i < e->verdict_count; i++)
-        json_array_append_new(stages, cli_verdict_json(&e->verdicts[i]));
+    for (unsigned i = 0; i < e->verdict_count; i++) json_array_append_new(stages, cli_verdict_json(&e->verdicts[i]));
     if (e->unquantized.stage)
-        unquantized = json_pack("{s:o,s:o}", "cosine", cli_json_number(cli_cosine(&e->unquantized)),
-                                "norm_ratio", cli_json_number(cli_norm_ratio(&e->unquantized)));
-    return json_pack("{s:i,s:s,s:s,s:s,s:i,s:o,s:o,s:I,s:b}", "layer", (int)e->layer, "backend",
-                     backend_of(e), "isa", isa_of(e), "activations", activations_of(e), "tokens",
-                     (int)e->token_count, "stages", stages, "reference_unquantized", unquantized,
-                     "private_bytes", (json_int_t)e->private_bytes, "pass", e->pass);
+        unquantized = json_pack("{s:o,s:o}", "cosine", cli_json_number(cli_cosine(&e->unquantized)), "norm_ratio",
+                                cli_json_number(cli_norm_ratio(&e->unquantized)));
+    return json_pack("{s:i,s:s,s:s,s:s,s:i,s:o,s:o,s:I,s:b}", "layer", (int)e->layer, "backend", backend_of(e), "isa",
+                     isa_of(e), "activations", activations_of(e), "tokens", (int)e->token_count, "stages", stages,
+                     "reference_unquantized", unquantized, "private_bytes", (json_int_t)e->private_bytes, "pass",
+                     e->pass);
 }
 
 static void print_first_failure(const cli_examination *e) {
     const cli_verdict *v = first_failure(e);
     if (!v) return;
     char *where = cli_verdict_where(v);
-    char *sentence =
-        cli_format("Layer %u: the first stage that differs is %s. %s.", e->layer, v->stage, where);
+    char *sentence = cli_format("Layer %u: the first stage that differs is %s. %s.", e->layer, v->stage, where);
     cli_print_wrapped(sentence, 0);
     free(sentence);
     free(where);
@@ -171,8 +167,7 @@ static void print_first_failure(const cli_examination *e) {
 
 static void print_layer(const cli_examination *e) {
     char memory[16];
-    cli_table *table =
-        cli_table_new("<stage|<rule|>elements|>wrong|>near|>cosine|>norm ratio|>error|<result");
+    cli_table *table = cli_table_new("<stage|<rule|>elements|>wrong|>near|>cosine|>norm ratio|>error|<result");
     for (unsigned i = 0; i < e->verdict_count; i++) {
         const cli_verdict *v = &e->verdicts[i];
         bool judged = v->elements > 0;
@@ -194,19 +189,17 @@ static void print_layer(const cli_examination *e) {
     cli_table_print(table, 0);
     putchar('\n');
     if (e->unquantized.stage)
-        printf("To the layer with bf16 activations: cosine %.5f, norm ratio %.5f.\n",
-               cli_cosine(&e->unquantized), cli_norm_ratio(&e->unquantized));
+        printf("To the layer with bf16 activations: cosine %.5f, norm ratio %.5f.\n", cli_cosine(&e->unquantized),
+               cli_norm_ratio(&e->unquantized));
     printf("Memory beyond mapped files: %s.\n", cli_bytes_text((double)e->private_bytes, memory));
 }
 
 static void add_layer_row(cli_table *table, const cli_examination *e) {
-    const cli_verdict *whole = e->verdict_count ? &e->verdicts[e->verdict_count - 1] : NULL,
-                      *failed = first_failure(e);
+    const cli_verdict *whole = e->verdict_count ? &e->verdicts[e->verdict_count - 1] : NULL, *failed = first_failure(e);
     unsigned long long near = 0;
     for (unsigned i = 0; i < e->verdict_count; i++) near += e->verdicts[i].near_boundary;
-    cli_table_add(table, "%u\t%s\t%u\t%llu\t%.7f\t%.6f\t%s", e->layer, activations_of(e), e->verdict_count,
-                  near, whole ? cli_cosine(whole) : 0.0, whole ? cli_norm_ratio(whole) : 0.0,
-                  failed ? failed->stage : "ok");
+    cli_table_add(table, "%u\t%s\t%u\t%llu\t%.7f\t%.6f\t%s", e->layer, activations_of(e), e->verdict_count, near,
+                  whole ? cli_cosine(whole) : 0.0, whole ? cli_norm_ratio(whole) : 0.0, failed ? failed->stage : "ok");
 }
 
 /* ---- the command ---- */
@@ -220,8 +213,7 @@ static int open_all(const cli_options *options, cli_session *session, cli_examin
         status = megamoe_checkpoint_shape(session->checkpoint, options->layer, &shape);
     if (status != MEGAMOE_OK) return cli_fail_status(status);
     if (megamoe_checkpoint_layer_count(session->checkpoint) == 0)
-        return cli_fail("%s has no MoE layer to check; 'megamoe inspect' shows what it has.",
-                        options->words[0]);
+        return cli_fail("%s has no MoE layer to check; 'megamoe inspect' shows what it has.", options->words[0]);
     e->checkpoint = session->checkpoint;
     e->token_count = tokens;
     if (options->input) {
@@ -230,8 +222,7 @@ static int open_all(const cli_options *options, cli_session *session, cli_examin
     }
     status = cli_open_device(options, MEGAMOE_REFERENCE, e->token_count, &e->oracle);
     if (status == MEGAMOE_OK && !options->against)
-        status =
-            cli_open_device(options, (megamoe_backend)options->backend, e->token_count, &session->device);
+        status = cli_open_device(options, (megamoe_backend)options->backend, e->token_count, &session->device);
     e->device = session->device;
     return status == MEGAMOE_OK ? CLI_GOOD : cli_fail_status(status);
 }
@@ -253,8 +244,7 @@ static int check_one(cli_examination *e) {
 static int check_all(cli_examination *e) {
     uint32_t count = megamoe_checkpoint_layer_count(e->checkpoint);
     json_t *layers = json_array();
-    cli_table *table =
-        cli_table_new("<layer|<activations|>stages|>near|>cosine|>norm ratio|<first stage that differs");
+    cli_table *table = cli_table_new("<layer|<activations|>stages|>near|>cosine|>norm ratio|<first stage that differs");
     cli_progress progress;
     bool pass = true;
     int result = CLI_GOOD;
@@ -321,9 +311,8 @@ const cli_command cli_check = {
         "unless --input gives others. Exit status 1: a stage differs; the first one is named.",
     .examples = "  megamoe check model/\n  megamoe check model/ --layer 3 --activations nvfp4 --tokens 64\n"
                 "  megamoe check model/ --layer 3 --input x.safetensors --against y.safetensors\n",
-    .options =
-        "layer tokens input against seed backend activations input-global intermediate-global routing-weight "
-        "shared-unclamped experts ranks threads batch-invariant strict repair-nan-scales no-scan",
+    .options = "layer tokens input against seed backend activations input-global intermediate-global routing-weight "
+               "shared-unclamped experts ranks threads batch-invariant strict repair-nan-scales no-scan",
     .words_min = 1,
     .words_max = 1,
     .run = run,

@@ -33,8 +33,8 @@ void cli_make_input(cli_examination *e, const megamoe_shape *shape, uint32_t voc
 /* Sends every token to min(K, loaded) distinct loaded experts. */
 void cli_make_routing(cli_examination *e);
 /* The stages in somebody else's file as if a backend had written them; CLI_GOOD or CLI_BAD_INPUT. */
-int cli_read_against(const char *path, const megamoe_layer_facts *facts, uint32_t token_count,
-                     megamoe_stages *stages, uint32_t *written);
+int cli_read_against(const char *path, const megamoe_layer_facts *facts, uint32_t token_count, megamoe_stages *stages,
+                     uint32_t *written);
 bool cli_file_has(const char *path, const char *tensor);
 
 /* A layer of one expert, to ask its router: the choice needs no experts, and may name any. */

@@ -62,8 +62,7 @@ void cli_make_routing(cli_examination *e) {
             if (taken) continue;
             uint32_t slot = (t + n++) % k_count;
             ids[slot] = id;
-            weights[slot] =
-                (float)((0.1 + random_unit(random_mix(bits))) / used * (double)facts->shape.routed_scale);
+            weights[slot] = (float)((0.1 + random_unit(random_mix(bits))) / used * (double)facts->shape.routed_scale);
         }
     }
     e->batch.expert_ids = e->input.expert_ids;
@@ -106,8 +105,7 @@ static void convert(const megamoe_tensor *from, megamoe_dtype to, uint64_t count
 
 static bool convertible(megamoe_dtype from, megamoe_dtype to) {
     if (from == to || (from == MEGAMOE_I64 && to == MEGAMOE_I32)) return true;
-    if (to == MEGAMOE_E4M3 || to == MEGAMOE_U8)
-        return from == MEGAMOE_E4M3 || from == MEGAMOE_U8 || from == MEGAMOE_I8;
+    if (to == MEGAMOE_E4M3 || to == MEGAMOE_U8) return from == MEGAMOE_E4M3 || from == MEGAMOE_U8 || from == MEGAMOE_I8;
     return (from == MEGAMOE_F32 && to == MEGAMOE_BF16) || (from == MEGAMOE_BF16 && to == MEGAMOE_F32);
 }
 
@@ -130,8 +128,8 @@ static int read_field(const char *path, const megamoe_checkpoint *file, const wa
     return CLI_GOOD;
 }
 
-int cli_read_against(const char *path, const megamoe_layer_facts *facts, uint32_t token_count,
-                     megamoe_stages *s, uint32_t *written) {
+int cli_read_against(const char *path, const megamoe_layer_facts *facts, uint32_t token_count, megamoe_stages *s,
+                     uint32_t *written) {
     const megamoe_shape *shape = &facts->shape;
     int64_t t = token_count, k = shape->experts_per_token, h = shape->hidden, i = shape->intermediate;
     const wanted fields[] = {

@@ -79,8 +79,7 @@ static void judge_choice(cli_examination *e, cli_verdict *v, const megamoe_stage
             v->want_squares += wanted * wanted;
             double error = wanted != 0 ? fabs(got - wanted) / fabs(wanted) : got == 0 ? 0 : INFINITY;
             v->max_rel_error = fmax(v->max_rel_error, error);
-            if (!(error <= tolerance))
-                cli_mismatch(v, (cli_field){"expert_weights", k_count, 1}, at, got, wanted);
+            if (!(error <= tolerance)) cli_mismatch(v, (cli_field){"expert_weights", k_count, 1}, at, got, wanted);
         }
     }
     v->elements += (uint64_t)e->token_count * k_count;
@@ -110,8 +109,7 @@ static megamoe_status judge_route(cli_examination *e) {
     megamoe_batch batch = e->input.batch;
     megamoe_stages want;
     cli_stages_allocate(&want, &e->facts, e->token_count, true);
-    megamoe_stages own = {
-        .struct_size = sizeof own, .logits = want.logits, .logits_magnitude = want.logits_magnitude};
+    megamoe_stages own = {.struct_size = sizeof own, .logits = want.logits, .logits_magnitude = want.logits_magnitude};
     megamoe_stages chosen = {
         .struct_size = sizeof chosen, .expert_ids = want.expert_ids, .expert_weights = want.expert_weights};
     megamoe_stages given = {.struct_size = sizeof given,
@@ -148,8 +146,8 @@ static void judge_stage(cli_examination *e) {
     }
     cli_verdict *v = begin(e, "stage", "exact");
     if (quantized) {
-        cli_judge_bytes(v, (cli_field){"x_codes", 1, hidden / 2}, e->got.x_codes, e->want.x_codes,
-                        tokens * hidden / 2, NULL, NULL);
+        cli_judge_bytes(v, (cli_field){"x_codes", 1, hidden / 2}, e->got.x_codes, e->want.x_codes, tokens * hidden / 2,
+                        NULL, NULL);
         cli_judge_bytes(v, (cli_field){"x_scales", 1, hidden / 16}, e->got.x_scales, e->want.x_scales,
                         tokens * hidden / 16, NULL, NULL);
         if (has(e, CLI_HAS_X_GLOBALS))
@@ -161,14 +159,13 @@ static void judge_stage(cli_examination *e) {
 
 /* The gate half of a layer without gates is nobody's. */
 static void clear_gates(const cli_examination *e, float *l1) {
-    size_t pairs = (size_t)e->token_count * e->facts.shape.experts_per_token,
-           inner = e->facts.shape.intermediate;
+    size_t pairs = (size_t)e->token_count * e->facts.shape.experts_per_token, inner = e->facts.shape.intermediate;
     for (size_t pair = 0; pair < pairs && e->facts.shape.not_gated; pair++)
         memset(l1 + pair * 2 * inner, 0, inner * sizeof *l1);
 }
 
-static void judge_gemm(cli_examination *e, const char *stage, uint32_t bit, const float *got,
-                       const float *want, const float *magnitude, uint64_t width, uint64_t summed) {
+static void judge_gemm(cli_examination *e, const char *stage, uint32_t bit, const float *got, const float *want,
+                       const float *magnitude, uint64_t width, uint64_t summed) {
     uint64_t pairs = (uint64_t)e->token_count * e->facts.shape.experts_per_token;
     if (!has(e, bit)) {
         fused(e, stage);
@@ -189,18 +186,17 @@ static void judge_activation(cli_examination *e, const cli_excuse_context *conte
         cli_verdict *v = begin(e, "activation", "close");
         if (!has(e, CLI_HAS_H_GLOBALS)) /* the oracle's: the excuses need a global scale */
             memcpy(e->got.h_globals, e->want.h_globals, count / inner * sizeof(float));
-        cli_judge_bytes(v, (cli_field){"h_globals", k_count, sizeof(float)},
-                        (const uint8_t *)e->got.h_globals, (const uint8_t *)e->want.h_globals,
-                        count / inner * sizeof(float), NULL, NULL);
-        cli_judge_bytes(v, (cli_field){"h_scales", k_count, inner / 16}, e->got.h_scales, e->want.h_scales,
-                        count / 16, excusable ? cli_excuse_h_scale : NULL, context);
-        cli_judge_bytes(v, (cli_field){"h_codes", k_count, inner / 2}, e->got.h_codes, e->want.h_codes,
-                        count / 2, excusable ? cli_excuse_h_code : NULL, context);
+        cli_judge_bytes(v, (cli_field){"h_globals", k_count, sizeof(float)}, (const uint8_t *)e->got.h_globals,
+                        (const uint8_t *)e->want.h_globals, count / inner * sizeof(float), NULL, NULL);
+        cli_judge_bytes(v, (cli_field){"h_scales", k_count, inner / 16}, e->got.h_scales, e->want.h_scales, count / 16,
+                        excusable ? cli_excuse_h_scale : NULL, context);
+        cli_judge_bytes(v, (cli_field){"h_codes", k_count, inner / 2}, e->got.h_codes, e->want.h_codes, count / 2,
+                        excusable ? cli_excuse_h_code : NULL, context);
         cli_verdict_finish(v);
     } else if (has(e, CLI_HAS_H)) {
         cli_verdict *v = begin(e, "activation", "close");
-        cli_judge_bf16(v, (cli_field){"h", k_count, inner}, e->got.h, e->want.h, count,
-                       excusable ? cli_excuse_h : NULL, context);
+        cli_judge_bf16(v, (cli_field){"h", k_count, inner}, e->got.h, e->want.h, count, excusable ? cli_excuse_h : NULL,
+                       context);
         cli_verdict_finish(v);
     } else {
         fused(e, "activation");
@@ -235,8 +231,8 @@ static void judge_combine(cli_examination *e, const cli_excuse_context *context)
         return;
     }
     cli_verdict *v = begin(e, "combine", "close");
-    cli_judge_bf16(v, (cli_field){"output", 1, hidden}, e->got.output, e->want.output,
-                   e->token_count * hidden, cli_excuse_output, context);
+    cli_judge_bf16(v, (cli_field){"output", 1, hidden}, e->got.output, e->want.output, e->token_count * hidden,
+                   cli_excuse_output, context);
     cli_verdict_finish(v);
 }
 
@@ -256,32 +252,49 @@ static megamoe_status run_oracle_alone(const cli_examination *e, const megamoe_b
     return megamoe_layer_run_stages(e->reference, batch, &own, &none, NULL);
 }
 
-/* End to end. */
-static megamoe_status judge_whole(cli_examination *e) {
-    uint64_t hidden = e->facts.shape.hidden, count = e->token_count * hidden;
+static void judge_output(const cli_examination *e, const uint16_t *output, cli_verdict *v) {
+    uint64_t hidden = e->facts.shape.hidden;
+    cli_judge_bf16(v, (cli_field){"output", 1, hidden}, output, e->want.output, e->token_count * hidden, NULL, NULL);
+}
+
+/* nvfp4, for orientation: how far the layer is from one with bf16 activations. */
+static megamoe_status measure_quantization(cli_examination *e, const uint16_t *output) {
     megamoe_batch batch = e->batch;
     megamoe_layer *plain = NULL;
+    if (e->facts.activations != MEGAMOE_ACTIVATIONS_NVFP4) return MEGAMOE_OK;
+    batch.output = e->want.output;
+    megamoe_status status =
+        cli_load_layer(e->options, e->oracle, e->checkpoint, e->layer, MEGAMOE_ACTIVATIONS_BF16, &plain);
+    if (status == MEGAMOE_OK) status = megamoe_layer_run(plain, &batch, NULL);
+    if (status == MEGAMOE_OK) {
+        e->unquantized = (cli_verdict){.stage = "unquantized"};
+        judge_output(e, output, &e->unquantized);
+    }
+    megamoe_layer_close(plain);
+    return status;
+}
+
+/* End to end, and for a backend by the path that serves: its kernels may fuse what the stages above showed apart. */
+static megamoe_status judge_whole(cli_examination *e) {
+    megamoe_batch batch = e->batch, served = e->batch;
     if (!has(e, CLI_HAS_OUTPUT)) {
         fused(e, "layer");
         return MEGAMOE_OK;
     }
+    uint16_t *output = cli_allocate((size_t)e->token_count * e->facts.shape.hidden, sizeof *output);
+    memcpy(output, e->got.output, (size_t)e->token_count * e->facts.shape.hidden * sizeof *output);
+    served.output = output;
     batch.output = e->want.output;
-    megamoe_status status = run_oracle_alone(e, &batch);
-    if (status != MEGAMOE_OK) return status;
-    cli_verdict *v = begin(e, "layer", "close");
-    ask_of_layer(e, v);
-    cli_judge_bf16(v, (cli_field){"output", 1, hidden}, e->got.output, e->want.output, count, NULL, NULL);
-    cli_verdict_finish(v);
-    if (e->facts.activations != MEGAMOE_ACTIVATIONS_NVFP4) return MEGAMOE_OK;
-
-    status = cli_load_layer(e->options, e->oracle, e->checkpoint, e->layer, MEGAMOE_ACTIVATIONS_BF16, &plain);
-    if (status == MEGAMOE_OK) status = megamoe_layer_run(plain, &batch, NULL);
+    megamoe_status status = e->device ? megamoe_layer_run(e->subject, &served, NULL) : MEGAMOE_OK;
+    if (status == MEGAMOE_OK) status = run_oracle_alone(e, &batch);
     if (status == MEGAMOE_OK) {
-        e->unquantized = (cli_verdict){.stage = "unquantized"};
-        cli_judge_bf16(&e->unquantized, (cli_field){"output", 1, hidden}, e->got.output, e->want.output,
-                       count, NULL, NULL);
+        cli_verdict *v = begin(e, "layer", "close");
+        ask_of_layer(e, v);
+        judge_output(e, output, v);
+        cli_verdict_finish(v);
+        status = measure_quantization(e, output);
     }
-    megamoe_layer_close(plain);
+    free(output);
     return status;
 }
 
@@ -308,8 +321,7 @@ int cli_judge_layer(cli_examination *e) {
     const megamoe_shape *shape = &e->facts.shape;
     megamoe_batch batch = e->batch;
     megamoe_status status = MEGAMOE_OK;
-    bool routable =
-        e->facts.routes && has(e, CLI_HAS_IDS) && (!shape->hash_routed || e->input.batch.token_ids);
+    bool routable = e->facts.routes && has(e, CLI_HAS_IDS) && (!shape->hash_routed || e->input.batch.token_ids);
     if (routable) status = judge_route(e);
 
     megamoe_stages given = given_by(e);
@@ -328,11 +340,10 @@ int cli_judge_layer(cli_examination *e) {
     clear_gates(e, e->want.l1);
 
     judge_stage(e);
-    judge_gemm(e, "l1", CLI_HAS_L1, e->got.l1, e->want.l1, e->want.l1_magnitude,
-               2 * (uint64_t)shape->intermediate, shape->hidden);
+    judge_gemm(e, "l1", CLI_HAS_L1, e->got.l1, e->want.l1, e->want.l1_magnitude, 2 * (uint64_t)shape->intermediate,
+               shape->hidden);
     judge_activation(e, &context);
-    judge_gemm(e, "l2", CLI_HAS_L2, e->got.l2, e->want.l2, e->want.l2_magnitude, shape->hidden,
-               shape->intermediate);
+    judge_gemm(e, "l2", CLI_HAS_L2, e->got.l2, e->want.l2, e->want.l2_magnitude, shape->hidden, shape->intermediate);
     judge_shared(e);
     judge_combine(e, &context);
     status = judge_whole(e);

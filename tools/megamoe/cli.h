@@ -24,22 +24,31 @@ typedef struct cli_range { /* A:B, A included, B not; all zero: not given */
 typedef struct cli_options {
     const char *words[2]; /* CKPT, OUT, ... */
     bool json, help;
-    unsigned backend, activations, input_global, intermediate_global,
-        routing_weight; /* the library's enums */
+    unsigned backend, activations, input_global, intermediate_global, routing_weight; /* the library's enums */
     bool strict, lax_routing, repair_nan_scales, no_scan, batch_invariant, shared_unclamped;
     uint32_t threads, ranks;
     cli_range experts, layers;
     bool layer_given;
     uint32_t layer;
-    const char *input, *output, *dump_stages, *against, *html, *csv, *calibration;
+    const char *input, *output, *dump_stages, *against, *html, *csv;
     const char *shape, *tokens, *shard_size;
     unsigned routing, format, scale;
-    bool scan, separate;
+    bool scan, separate, mtp;
     uint32_t runs, seed;
 } cli_options;
 
 enum { CLI_ROUTING_EP, CLI_ROUTING_LOCAL };
-enum { CLI_FORMAT_DEFAULT, CLI_FORMAT_MODELOPT, CLI_FORMAT_COMPRESSED_TENSORS, CLI_FORMAT_MXFP4 };
+enum {
+    CLI_FORMAT_DEFAULT,
+    CLI_FORMAT_MODELOPT,
+    CLI_FORMAT_COMPRESSED_TENSORS,
+    CLI_FORMAT_MXFP4,
+    CLI_FORMAT_FUSED,      /* ModelOpt's stacks [E, out, in] */
+    CLI_FORMAT_TRANSPOSED, /* the same as Llama-4 has them, [E, in, out] */
+    CLI_FORMAT_BF16,
+    CLI_FORMAT_FP8,     /* blocks with F32 scales */
+    CLI_FORMAT_FP8_E8M0 /* blocks with power-of-two scales */
+};
 enum { CLI_SCALE_MAX, CLI_SCALE_4OVER6, CLI_SCALE_SEARCH };
 
 typedef struct cli_command {
@@ -56,6 +65,7 @@ extern const cli_command cli_inspect, cli_run, cli_check, cli_bench, cli_synth, 
 /* Parses what follows the command's name. 0, or CLI_BAD_INPUT after the message. */
 int cli_parse(const cli_command *command, int count, char **arguments, cli_options *options);
 void cli_print_help(const cli_command *command);
+const char *cli_format_name(unsigned format); /* as --format spells it */
 /* The candidate nearest to `word` in a NULL-terminated list, or NULL if none is near. */
 const char *cli_nearest(const char *word, const char *const *candidates);
 /* Reads "1,8,64" into at most `capacity` positive numbers; 0 after the message if it is not such a list. */
@@ -64,20 +74,21 @@ unsigned cli_parse_list(const char *text, const char *option, uint32_t *numbers,
 /* ---- messages and memory (output.c) ---------------------------------------------------------------------
  */
 
-void cli_json_errors(bool on); /* errors go to stdout as JSON, too */
+void cli_json_errors(bool on);                                               /* errors go to stdout as JSON, too */
 int cli_fail(const char *format, ...) __attribute__((format(printf, 1, 2))); /* bad usage; CLI_BAD_INPUT */
-int cli_fail_status(megamoe_status status);    /* the library's sentence; CLI_BAD_INPUT */
+int cli_fail_status(megamoe_status status);                                  /* the library's sentence; CLI_BAD_INPUT */
 int cli_print_json(json_t *object);            /* prints and releases; CLI_GOOD if all was written */
 int cli_flush(void);                           /* CLI_GOOD if stdout took everything */
 json_t *cli_json_number(double value);         /* null where JSON has no number */
 void *cli_allocate(size_t count, size_t size); /* zeroed; ends the command if there is no memory */
 char *cli_format(const char *format, ...) __attribute__((format(printf, 1, 2))); /* the caller frees */
 const char *cli_bytes_text(double bytes, char text[16]);                         /* "14.27 GB" */
-unsigned cli_terminal_width(void); /* of stdout; 80 if it is none */
-double cli_seconds(void);          /* monotonic */
+unsigned cli_terminal_width(void);                                               /* of stdout; 80 if it is none */
+double cli_seconds(void);                                                        /* monotonic */
 
 typedef struct cli_progress {
     const char *label;
+    bool bytes; /* what is counted are bytes: their rate is shown too */
     double started, drawn;
     bool visible;
 } cli_progress;
@@ -93,9 +104,8 @@ typedef struct cli_table cli_table;
 /* columns: "<layers|>experts|..."; '<' left, '>' right. The last left column takes what the terminal leaves.
  */
 cli_table *cli_table_new(const char *columns);
-void cli_table_add(cli_table *table, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));               /* cells: tab */
-void cli_table_print(cli_table *table, unsigned indent); /* and frees */
+void cli_table_add(cli_table *table, const char *format, ...) __attribute__((format(printf, 2, 3))); /* cells: tab */
+void cli_table_print(cli_table *table, unsigned indent);                                             /* and frees */
 void cli_table_free(cli_table *table);
 /* A paragraph whose first word goes where the line stands, at column `indent`; further lines begin there. */
 void cli_print_wrapped(const char *text, unsigned indent);
@@ -108,14 +118,12 @@ typedef struct cli_session {
     megamoe_device *device;
     megamoe_layer *layer;
 } cli_session;
-megamoe_status cli_open_checkpoint(const cli_options *options, const char *path,
-                                   megamoe_checkpoint **checkpoint);
+megamoe_status cli_open_checkpoint(const cli_options *options, const char *path, megamoe_checkpoint **checkpoint);
 megamoe_status cli_open_device(const cli_options *options, megamoe_backend backend, uint32_t max_tokens,
                                megamoe_device **device);
 megamoe_layer_options cli_layer_options(const cli_options *options);
-megamoe_status cli_load_layer(const cli_options *options, megamoe_device *device,
-                              const megamoe_checkpoint *checkpoint, uint32_t layer,
-                              megamoe_activations activations, megamoe_layer **out);
+megamoe_status cli_load_layer(const cli_options *options, megamoe_device *device, const megamoe_checkpoint *checkpoint,
+                              uint32_t layer, megamoe_activations activations, megamoe_layer **out);
 void cli_session_close(cli_session *session);
 
 /* ---- a batch read from a file (batch.c) -------------------------------------------------------------------
@@ -156,8 +164,7 @@ enum { /* bits of `written`: the fields of megamoe_stages in their order */
 };
 
 /* Allocates every field that a layer of these facts has (magnitudes and logits only if asked). */
-void cli_stages_allocate(megamoe_stages *stages, const megamoe_layer_facts *facts, uint32_t token_count,
-                         bool oracle);
+void cli_stages_allocate(megamoe_stages *stages, const megamoe_layer_facts *facts, uint32_t token_count, bool oracle);
 void cli_stages_free(megamoe_stages *stages);
 
 #endif

@@ -48,8 +48,8 @@ void cli_judge_bytes(cli_verdict *v, cli_field field, const uint8_t *got, const 
     }
 }
 
-void cli_judge_bf16(cli_verdict *v, cli_field field, const uint16_t *got, const uint16_t *want,
-                    uint64_t count, cli_excuse excuse, const void *context) {
+void cli_judge_bf16(cli_verdict *v, cli_field field, const uint16_t *got, const uint16_t *want, uint64_t count,
+                    cli_excuse excuse, const void *context) {
     double largest = 0;
     for (uint64_t i = 0; i < count; i++) {
         double value = fabs((double)bf16_value(want[i]));
@@ -80,8 +80,8 @@ static bool is_bf16(const float *values, uint64_t count) {
     return true;
 }
 
-void cli_judge_floats(cli_verdict *v, cli_field field, const float *got, const float *want,
-                      const float *magnitude, double units, uint64_t count) {
+void cli_judge_floats(cli_verdict *v, cli_field field, const float *got, const float *want, const float *magnitude,
+                      double units, uint64_t count) {
     double rounding = is_bf16(got, count) && !is_bf16(want, count) ? BF16_HALF_STEP : 0, largest = 0;
     for (uint64_t i = 0; i < count && !magnitude; i++)
         if (isfinite(want[i]) && fabs((double)want[i]) > largest) largest = fabs((double)want[i]);
@@ -117,12 +117,11 @@ void cli_verdict_finish(cli_verdict *v) {
 }
 
 json_t *cli_verdict_json(const cli_verdict *v) {
-    json_t *object =
-        json_pack("{s:s,s:s,s:I,s:I,s:I,s:o,s:o,s:o,s:b}", "stage", v->stage, "compared", v->compared,
-                  "elements", (json_int_t)v->elements, "mismatches", (json_int_t)v->mismatches,
-                  "near_boundary", (json_int_t)v->near_boundary, "cosine", cli_json_number(cli_cosine(v)),
-                  "norm_ratio", cli_json_number(cli_norm_ratio(v)), "max_rel_error",
-                  cli_json_number(v->max_rel_error), "pass", v->pass);
+    json_t *object = json_pack("{s:s,s:s,s:I,s:I,s:I,s:o,s:o,s:o,s:b}", "stage", v->stage, "compared", v->compared,
+                               "elements", (json_int_t)v->elements, "mismatches", (json_int_t)v->mismatches,
+                               "near_boundary", (json_int_t)v->near_boundary, "cosine", cli_json_number(cli_cosine(v)),
+                               "norm_ratio", cli_json_number(cli_norm_ratio(v)), "max_rel_error",
+                               cli_json_number(v->max_rel_error), "pass", v->pass);
     if (v->mismatches) {
         char *where = cli_verdict_where(v);
         json_object_set_new(object, "first_mismatch", json_string(where));
@@ -138,8 +137,8 @@ char *cli_verdict_where(const cli_verdict *v) {
     uint64_t row = v->index / v->field.width, index = v->index % v->field.width;
     unsigned long long token = row / v->field.slots, slot = row % v->field.slots;
     if (v->field.slots == 1)
-        return cli_format("%s: token %llu, index %llu is %.9g, and the definition gives %.9g", v->field.name,
-                          token, (unsigned long long)index, v->got, v->want);
-    return cli_format("%s: token %llu, slot %llu, index %llu is %.9g, and the definition gives %.9g",
-                      v->field.name, token, slot, (unsigned long long)index, v->got, v->want);
+        return cli_format("%s: token %llu, index %llu is %.9g, and the definition gives %.9g", v->field.name, token,
+                          (unsigned long long)index, v->got, v->want);
+    return cli_format("%s: token %llu, slot %llu, index %llu is %.9g, and the definition gives %.9g", v->field.name,
+                      token, slot, (unsigned long long)index, v->got, v->want);
 }

@@ -17,8 +17,7 @@ typedef struct cli_field {
 typedef struct cli_verdict {
     const char *stage, *compared; /* "exact", "close", "fused" */
     uint64_t elements, mismatches;
-    uint64_t
-        near_boundary; /* elements that differ by the rounding of a value within the bound of a boundary */
+    uint64_t near_boundary; /* elements that differ by the rounding of a value within the bound of a boundary */
     double dot, got_squares, want_squares, max_rel_error;
     double cosine_min, norm_tolerance; /* 0: not asked of this stage */
     bool pass;
@@ -32,11 +31,11 @@ typedef bool (*cli_excuse)(const void *context, uint64_t index);
 
 void cli_judge_bytes(cli_verdict *v, cli_field field, const uint8_t *got, const uint8_t *want, uint64_t count,
                      cli_excuse excuse, const void *context);
-void cli_judge_bf16(cli_verdict *v, cli_field field, const uint16_t *got, const uint16_t *want,
-                    uint64_t count, cli_excuse excuse, const void *context);
+void cli_judge_bf16(cli_verdict *v, cli_field field, const uint16_t *got, const uint16_t *want, uint64_t count,
+                    cli_excuse excuse, const void *context);
 /* |got - want| <= units * 2^-24 * magnitude; magnitude NULL: the element rule is only that NaNs agree. */
-void cli_judge_floats(cli_verdict *v, cli_field field, const float *got, const float *want,
-                      const float *magnitude, double units, uint64_t count);
+void cli_judge_floats(cli_verdict *v, cli_field field, const float *got, const float *want, const float *magnitude,
+                      double units, uint64_t count);
 void cli_mismatch(cli_verdict *v, cli_field field, uint64_t index, double got, double want);
 double cli_cosine(const cli_verdict *v);
 double cli_norm_ratio(const cli_verdict *v);

@@ -10,10 +10,9 @@ typedef struct diagnosis {
     json_t *findings, *backends;
 } diagnosis;
 
-static void add_finding(diagnosis *d, const char *severity, const char *kind, const char *detail,
-                        const char *remedy) {
-    json_array_append_new(d->findings, json_pack("{s:s,s:s,s:s,s:s?}", "severity", severity, "kind", kind,
-                                                 "detail", detail, "remedy", remedy));
+static void add_finding(diagnosis *d, const char *severity, const char *kind, const char *detail, const char *remedy) {
+    json_array_append_new(d->findings, json_pack("{s:s,s:s,s:s,s:s?}", "severity", severity, "kind", kind, "detail",
+                                                 detail, "remedy", remedy));
 }
 
 static const struct {
@@ -56,14 +55,14 @@ static void probe_backends(diagnosis *d) {
         megamoe_status status = megamoe_device_probe(backends[i].id, 0);
         if (status == MEGAMOE_OK) status = megamoe_device_open(&open, &device);
         if (status == MEGAMOE_OK) {
-            json_array_append_new(d->backends, json_pack("{s:s,s:b,s:s,s:s}", "backend", backends[i].name,
-                                                         "runs", 1, "isa", megamoe_device_isa(device),
-                                                         "detail", megamoe_device_describe(device)));
+            json_array_append_new(d->backends,
+                                  json_pack("{s:s,s:b,s:s,s:s}", "backend", backends[i].name, "runs", 1, "isa",
+                                            megamoe_device_isa(device), "detail", megamoe_device_describe(device)));
             megamoe_device_close(device);
         } else {
             const char *why = megamoe_error_message();
-            json_array_append_new(d->backends, json_pack("{s:s,s:b,s:n,s:s}", "backend", backends[i].name,
-                                                         "runs", 0, "isa", "detail", why));
+            json_array_append_new(d->backends, json_pack("{s:s,s:b,s:n,s:s}", "backend", backends[i].name, "runs", 0,
+                                                         "isa", "detail", why));
             bool host = backends[i].id == MEGAMOE_REFERENCE || backends[i].id == MEGAMOE_CPU;
             add_finding(d, host ? "error" : "note", "backend-unavailable", why, backends[i].remedy);
         }
@@ -88,10 +87,10 @@ static void examine_cpu(diagnosis *d) {
     double granted = granted_cores();
     unsigned cores = usable_cores();
     if (granted > 0 && granted < (double)cores) {
-        char *detail = cli_format("this process may use %u cores, but its container grants the time of %.1f",
-                                  cores, granted);
-        char *remedy = cli_format("Set MEGAMOE_THREADS=%u, or raise the container's limit.",
-                                  granted < 1 ? 1 : (unsigned)granted);
+        char *detail =
+            cli_format("this process may use %u cores, but its container grants the time of %.1f", cores, granted);
+        char *remedy =
+            cli_format("Set MEGAMOE_THREADS=%u, or raise the container's limit.", granted < 1 ? 1 : (unsigned)granted);
         add_finding(d, "warning", "cpu-quota", detail, remedy);
         free(detail);
         free(remedy);
@@ -134,16 +133,15 @@ static void print_report(const json_t *report) {
     size_t i;
     json_t *item;
     const char *driver = json_string_value(json_object_get(about, "nvidia_driver"));
-    printf("megamoe %s\n%s, %lld cores for this process, %s of memory\nNVIDIA driver: %s\n\n",
-           megamoe_version(), json_string_value(json_object_get(about, "cpu")),
+    printf("megamoe %s\n%s, %lld cores for this process, %s of memory\nNVIDIA driver: %s\n\n", megamoe_version(),
+           json_string_value(json_object_get(about, "cpu")),
            (long long)json_integer_value(json_object_get(about, "cores")),
            cli_bytes_text((double)json_integer_value(json_object_get(about, "memory_bytes")), memory),
            driver ? driver : "none");
     cli_table *table = cli_table_new("<backend|<runs|<with, or why not");
-    json_array_foreach(json_object_get(report, "backends"), i, item)
-        cli_table_add(table, "%s\t%s\t%s", json_string_value(json_object_get(item, "backend")),
-                      json_is_true(json_object_get(item, "runs")) ? "yes" : "no",
-                      json_string_value(json_object_get(item, "detail")));
+    json_array_foreach(json_object_get(report, "backends"), i, item) cli_table_add(
+        table, "%s\t%s\t%s", json_string_value(json_object_get(item, "backend")),
+        json_is_true(json_object_get(item, "runs")) ? "yes" : "no", json_string_value(json_object_get(item, "detail")));
     cli_table_print(table, 0);
     if (json_array_size(json_object_get(report, "findings")) == 0) {
         printf("\nNothing is missing.\n");
@@ -171,8 +169,8 @@ static int run(const cli_options *options) {
         const char *isa = json_string_value(json_object_get(item, "isa"));
         if (isa && strncmp(isa, "sm_", 3) == 0) json_array_append_new(images, json_string(isa));
     }
-    json_t *report = json_pack("{s:s,s:o,s:o,s:o,s:o}", "version", megamoe_version(), "machine", machine(),
-                               "images", images, "backends", d.backends, "findings", d.findings);
+    json_t *report = json_pack("{s:s,s:o,s:o,s:o,s:o}", "version", megamoe_version(), "machine", machine(), "images",
+                               images, "backends", d.backends, "findings", d.findings);
     if (options->json) return cli_print_json(report);
     print_report(report);
     json_decref(report);

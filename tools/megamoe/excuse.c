@@ -1,3 +1,4 @@
+/* See excuse.h. Each function is one interval of docs/numerics.md, "Bounds". */
 #include "excuse.h"
 
 #include <math.h>
@@ -97,8 +98,6 @@ bool cli_excuse_output(const void *context, uint64_t index) {
         sum += (double)c->stages->shared[index];
         size += fabs((double)c->stages->shared[index]);
     }
-    double error = (k_count + 2) * 0x1p-24 * size + 0x1p-126,
-           got = (double)bf16_value(c->stages->output[index]);
-    return (double)bf16_value(bf16_nearest(sum - error)) <= got &&
-           got <= (double)bf16_value(bf16_nearest(sum + error));
+    double error = (k_count + 2) * 0x1p-24 * size + 0x1p-126, got = (double)bf16_value(c->stages->output[index]);
+    return (double)bf16_value(bf16_nearest(sum - error)) <= got && got <= (double)bf16_value(bf16_nearest(sum + error));
 }

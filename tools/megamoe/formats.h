@@ -25,8 +25,7 @@ static inline uint16_t bf16_nearest(double exact) {
     memcpy(&bits, &value, sizeof bits);
     if (value != value) return 0x7FC0;
     /* float and double may round in two steps: step back where the first one made a tie */
-    if ((bits & 0xFFFF) == 0x8000 && (double)value != exact)
-        bits += (fabs(exact) > fabs((double)value)) ? 1u : ~0u;
+    if ((bits & 0xFFFF) == 0x8000 && (double)value != exact) bits += (fabs(exact) > fabs((double)value)) ? 1u : ~0u;
     return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
@@ -45,28 +44,27 @@ static inline double e4m3_value(unsigned byte) {
     return byte & 0x80 ? -magnitude : magnitude;
 }
 
-/* The code below `last + 1` whose value is nearest to |exact|; codes rise with their values, the last one
+/* The seven midpoints, each to the even code; beyond 6 it is 6. */
+static inline unsigned e2m1_nearest(double exact) {
+    double a = fabs(exact);
+    unsigned code = (a > 0.25) + (a >= 0.75) + (a > 1.25) + (a >= 1.75) + (a > 2.5) + (a >= 3.5) + (a > 5.0);
+    return code | (signbit(exact) ? 8u : 0u);
+}
+
+/* The byte up to 0x7E whose value is nearest to |exact|: bytes rise with their values, and the last one
  * saturates. */
-static inline unsigned nearest_code(double exact, double (*value)(unsigned), unsigned last) {
-    unsigned low = 0, high = last;
+static inline unsigned e4m3_nearest(double exact) {
+    unsigned low = 0, high = 0x7E, sign = signbit(exact) ? 0x80u : 0u;
     double magnitude = fabs(exact);
     while (high - low > 1) {
         unsigned middle = (low + high) / 2;
-        if (value(middle) <= magnitude)
+        if (e4m3_value(middle) <= magnitude)
             low = middle;
         else
             high = middle;
     }
-    double below = magnitude - value(low), above = value(high) - magnitude;
-    if (below < above || (below == above && low % 2 == 0)) return low;
-    return high;
-}
-
-static inline unsigned e2m1_nearest(double exact) {
-    return nearest_code(exact, e2m1_value, 7) | (signbit(exact) ? 8u : 0u);
-}
-static inline unsigned e4m3_nearest(double exact) {
-    return nearest_code(exact, e4m3_value, 0x7E) | (signbit(exact) ? 0x80u : 0u);
+    double below = magnitude - e4m3_value(low), above = e4m3_value(high) - magnitude;
+    return sign | (below < above || (below == above && low % 2 == 0) ? low : high);
 }
 
 #endif

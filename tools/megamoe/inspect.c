@@ -41,20 +41,19 @@ uint64_t cli_rank_bytes(const cli_inspection *inspection, uint32_t ranks) {
 static bool alike(const megamoe_layer_info *a, const megamoe_layer_info *b) {
     const char *x = a->shared_format ? a->shared_format : "", *y = b->shared_format ? b->shared_format : "";
     return a->shape.hidden == b->shape.hidden && a->shape.intermediate == b->shape.intermediate &&
-           a->shape.expert_count == b->shape.expert_count &&
-           a->shape.experts_per_token == b->shape.experts_per_token && a->shape.score == b->shape.score &&
-           a->shape.hash_routed == b->shape.hash_routed && a->shape.swiglu_limit == b->shape.swiglu_limit &&
-           a->shape.routed_scale == b->shape.routed_scale && a->router_present == b->router_present &&
-           a->expert_first == b->expert_first && a->experts_present == b->experts_present &&
-           strcmp(a->format, b->format) == 0 && strcmp(a->naming, b->naming) == 0 && strcmp(x, y) == 0;
+           a->shape.expert_count == b->shape.expert_count && a->shape.experts_per_token == b->shape.experts_per_token &&
+           a->shape.score == b->shape.score && a->shape.hash_routed == b->shape.hash_routed &&
+           a->shape.swiglu_limit == b->shape.swiglu_limit && a->shape.routed_scale == b->shape.routed_scale &&
+           a->router_present == b->router_present && a->expert_first == b->expert_first &&
+           a->experts_present == b->experts_present && strcmp(a->format, b->format) == 0 &&
+           strcmp(a->naming, b->naming) == 0 && strcmp(x, y) == 0;
 }
 
 static void find_ranges(cli_inspection *inspection) {
     inspection->ranges = cli_allocate(inspection->layer_count, sizeof *inspection->ranges);
     for (uint32_t i = 0; i < inspection->layer_count; i++) {
         const megamoe_layer_info *info = &inspection->layers[i];
-        cli_layer_range *last =
-            inspection->range_count ? &inspection->ranges[inspection->range_count - 1] : NULL;
+        cli_layer_range *last = inspection->range_count ? &inspection->ranges[inspection->range_count - 1] : NULL;
         inspection->bytes += cli_layer_bytes(info);
         if (last && info->layer == last->last + 1 && alike(&last->info, info)) {
             last->last = info->layer;
@@ -63,8 +62,7 @@ static void find_ranges(cli_inspection *inspection) {
             if (info->global_ratio_max > last->info.global_ratio_max)
                 last->info.global_ratio_max = info->global_ratio_max;
         } else {
-            inspection->ranges[inspection->range_count++] =
-                (cli_layer_range){info->layer, info->layer, 1, *info};
+            inspection->ranges[inspection->range_count++] = (cli_layer_range){info->layer, info->layer, 1, *info};
         }
     }
 }
@@ -110,12 +108,11 @@ static void print_layers(const cli_inspection *inspection) {
         char layers[32], experts[48], bytes[16];
         char *router = cli_router_text(info);
         snprintf(layers, sizeof layers, range->count > 1 ? "%u-%u" : "%u", range->first, range->last);
-        snprintf(experts, sizeof experts,
-                 info->experts_present == info->shape.expert_count ? "%u" : "%u of %u", info->experts_present,
-                 info->shape.expert_count);
-        cli_table_add(table, "%s\t%s\t%u\t%u\t%u\t%s\t%s\t%s\t%s", layers, experts,
-                      info->shape.experts_per_token, info->shape.hidden, info->shape.intermediate,
-                      info->format, info->shared_format ? info->shared_format : "-",
+        snprintf(experts, sizeof experts, info->experts_present == info->shape.expert_count ? "%u" : "%u of %u",
+                 info->experts_present, info->shape.expert_count);
+        cli_table_add(table, "%s\t%s\t%u\t%u\t%u\t%s\t%s\t%s\t%s", layers, experts, info->shape.experts_per_token,
+                      info->shape.hidden, info->shape.intermediate, info->format,
+                      info->shared_format ? info->shared_format : "-",
                       cli_bytes_text((double)cli_layer_bytes(info), bytes), router);
         free(router);
     }
@@ -125,8 +122,7 @@ static void print_layers(const cli_inspection *inspection) {
 static void print_note(const cli_layer_range *range) {
     const megamoe_layer_info *info = &range->info;
     char bytes[16], layers[48], clamp[48] = "swiglu not clamped", experts[64] = "", globals[96] = "";
-    snprintf(layers, sizeof layers, range->count > 1 ? "Layers %u-%u" : "Layer %u", range->first,
-             range->last);
+    snprintf(layers, sizeof layers, range->count > 1 ? "Layers %u-%u" : "Layer %u", range->first, range->last);
     if (info->shape.not_gated)
         snprintf(clamp, sizeof clamp, "relu2, no gate");
     else if (info->shape.swiglu_limit > 0)
@@ -137,9 +133,8 @@ static void print_note(const cli_layer_range *range) {
     if (info->global_pairs_differing)
         snprintf(globals, sizeof globals, "; %u gate/up pairs have different global scales, up to %.3gx",
                  info->global_pairs_differing, (double)info->global_ratio_max);
-    char *note =
-        cli_format("%s: %s names under %s; one expert %s; %s%s%s.", layers, info->naming, info->prefix,
-                   cli_bytes_text((double)info->expert_bytes, bytes), clamp, experts, globals);
+    char *note = cli_format("%s: %s names under %s; one expert %s; %s%s%s.", layers, info->naming, info->prefix,
+                            cli_bytes_text((double)info->expert_bytes, bytes), clamp, experts, globals);
     cli_print_wrapped(note, 0);
     free(note);
 }
@@ -148,8 +143,8 @@ static void print_ranks(const cli_inspection *inspection) {
     cli_table *table = cli_table_new("<ranks|>1|>2|>4|>8|>16|>32|>64");
     char bytes[7][16];
     for (unsigned i = 0; i < 7; i++) cli_bytes_text((double)cli_rank_bytes(inspection, 1u << i), bytes[i]);
-    cli_table_add(table, "each holds\t%s\t%s\t%s\t%s\t%s\t%s\t%s", bytes[0], bytes[1], bytes[2], bytes[3],
-                  bytes[4], bytes[5], bytes[6]);
+    cli_table_add(table, "each holds\t%s\t%s\t%s\t%s\t%s\t%s\t%s", bytes[0], bytes[1], bytes[2], bytes[3], bytes[4],
+                  bytes[5], bytes[6]);
     printf("\nMemory for these layers when their experts are spread over ranks:\n");
     cli_table_print(table, 0);
 }
@@ -174,8 +169,7 @@ static void print_indented(const char *label, const char *text) {
 static void print_kind(const cli_inspection *inspection, uint32_t first) {
     megamoe_anomaly head = {.struct_size = sizeof head}, other = {.struct_size = sizeof other};
     uint32_t count = megamoe_checkpoint_anomaly_count(inspection->checkpoint), same = 0;
-    if (megamoe_checkpoint_anomaly(inspection->checkpoint, first, &head) != MEGAMOE_OK ||
-        !concerns(inspection, &head))
+    if (megamoe_checkpoint_anomaly(inspection->checkpoint, first, &head) != MEGAMOE_OK || !concerns(inspection, &head))
         return;
     for (uint32_t i = 0; i < first; i++)
         if (megamoe_checkpoint_anomaly(inspection->checkpoint, i, &other) == MEGAMOE_OK &&
@@ -196,9 +190,8 @@ static int print_report(const cli_inspection *inspection, bool scanned) {
     char bytes[16];
     const char *type = megamoe_checkpoint_model_type(inspection->checkpoint);
     uint32_t anomalies = megamoe_checkpoint_anomaly_count(inspection->checkpoint);
-    printf("%s: %s, %u MoE layer%s, %s\n\n", inspection->path, *type ? type : "no model type",
-           inspection->layer_count, inspection->layer_count == 1 ? "" : "s",
-           cli_bytes_text((double)inspection->bytes, bytes));
+    printf("%s: %s, %u MoE layer%s, %s\n\n", inspection->path, *type ? type : "no model type", inspection->layer_count,
+           inspection->layer_count == 1 ? "" : "s", cli_bytes_text((double)inspection->bytes, bytes));
     if (inspection->layer_count) {
         print_layers(inspection);
         putchar('\n');
@@ -208,8 +201,8 @@ static int print_report(const cli_inspection *inspection, bool scanned) {
     putchar('\n');
     for (uint32_t i = 0; i < anomalies; i++) print_kind(inspection, i);
     if (!anomalies)
-        printf("No anomalies%s.\n", scanned ? "; every scale byte was read"
-                                            : " in headers and scalars; --scan reads the scale bytes too");
+        printf("No anomalies%s.\n",
+               scanned ? "; every scale byte was read" : " in headers and scalars; --scan reads the scale bytes too");
     return cli_flush();
 }
 
@@ -223,26 +216,24 @@ static json_t *layer_json(const megamoe_layer_info *info) {
                                      (double)(shape->routed_scale > 0 ? shape->routed_scale : 1.0f))
                          : json_null();
     json_t *shared = info->shared_format ? json_pack("{s:s}", "format", info->shared_format) : json_null();
-    return json_pack("{s:i,s:i,s:i,s:i,s:s,s:s,s:s,s:o,s:o,s:I,s:I,s:i,s:i,s:f,s:i,s:f,s:i}", "layer",
-                     (int)info->layer, "experts", (int)shape->expert_count, "hidden", (int)shape->hidden,
-                     "intermediate", (int)shape->intermediate, "format", info->format, "naming", info->naming,
-                     "prefix", info->prefix, "router", router, "shared_expert", shared, "bytes",
-                     (json_int_t)cli_layer_bytes(info), "expert_bytes", (json_int_t)info->expert_bytes,
-                     "expert_first", (int)info->expert_first, "experts_present", (int)info->experts_present,
-                     "swiglu_limit", (double)shape->swiglu_limit, "global_pairs_differing",
-                     (int)info->global_pairs_differing, "global_ratio_max", (double)info->global_ratio_max,
-                     "input_scales_valid", (int)info->input_scales_valid);
+    return json_pack("{s:i,s:i,s:i,s:i,s:s,s:s,s:s,s:o,s:o,s:I,s:I,s:i,s:i,s:f,s:i,s:f,s:i}", "layer", (int)info->layer,
+                     "experts", (int)shape->expert_count, "hidden", (int)shape->hidden, "intermediate",
+                     (int)shape->intermediate, "format", info->format, "naming", info->naming, "prefix", info->prefix,
+                     "router", router, "shared_expert", shared, "bytes", (json_int_t)cli_layer_bytes(info),
+                     "expert_bytes", (json_int_t)info->expert_bytes, "expert_first", (int)info->expert_first,
+                     "experts_present", (int)info->experts_present, "swiglu_limit", (double)shape->swiglu_limit,
+                     "global_pairs_differing", (int)info->global_pairs_differing, "global_ratio_max",
+                     (double)info->global_ratio_max, "input_scales_valid", (int)info->input_scales_valid);
 }
 
 static json_t *anomalies_json(const cli_inspection *inspection) {
     json_t *list = json_array();
     for (uint32_t i = 0; i < megamoe_checkpoint_anomaly_count(inspection->checkpoint); i++) {
         megamoe_anomaly a = {.struct_size = sizeof a};
-        if (megamoe_checkpoint_anomaly(inspection->checkpoint, i, &a) != MEGAMOE_OK ||
-            !concerns(inspection, &a))
+        if (megamoe_checkpoint_anomaly(inspection->checkpoint, i, &a) != MEGAMOE_OK || !concerns(inspection, &a))
             continue;
-        json_t *item = json_pack("{s:s,s:s,s:s?,s:s,s:s?}", "severity", a.is_error ? "error" : "warning",
-                                 "kind", a.kind, "tensor", a.tensor, "detail", a.detail, "remedy", a.remedy);
+        json_t *item = json_pack("{s:s,s:s,s:s?,s:s,s:s?}", "severity", a.is_error ? "error" : "warning", "kind",
+                                 a.kind, "tensor", a.tensor, "detail", a.detail, "remedy", a.remedy);
         json_object_set_new(item, "layer", a.layer >= 0 ? json_integer(a.layer) : json_null());
         json_object_set_new(item, "expert", a.expert >= 0 ? json_integer(a.expert) : json_null());
         json_array_append_new(list, item);
@@ -255,12 +246,11 @@ static int print_json(const cli_inspection *inspection) {
     for (uint32_t i = 0; i < inspection->layer_count; i++)
         json_array_append_new(layers, layer_json(&inspection->layers[i]));
     for (uint32_t n = 1; n <= 64; n *= 2)
-        json_array_append_new(ranks, json_pack("{s:i,s:I}", "ranks", (int)n, "bytes",
-                                               (json_int_t)cli_rank_bytes(inspection, n)));
-    return cli_print_json(json_pack("{s:s,s:o,s:I,s:o,s:o}", "model_type",
-                                    megamoe_checkpoint_model_type(inspection->checkpoint), "layers", layers,
-                                    "bytes", (json_int_t)inspection->bytes, "memory_per_rank", ranks,
-                                    "anomalies", anomalies_json(inspection)));
+        json_array_append_new(
+            ranks, json_pack("{s:i,s:I}", "ranks", (int)n, "bytes", (json_int_t)cli_rank_bytes(inspection, n)));
+    return cli_print_json(json_pack(
+        "{s:s,s:o,s:I,s:o,s:o}", "model_type", megamoe_checkpoint_model_type(inspection->checkpoint), "layers", layers,
+        "bytes", (json_int_t)inspection->bytes, "memory_per_rank", ranks, "anomalies", anomalies_json(inspection)));
 }
 
 static int run(const cli_options *options) {
@@ -273,8 +263,7 @@ static int run(const cli_options *options) {
     if (status == MEGAMOE_OK && options->scan) status = scan_layers(checkpoint, &inspection);
     if (status != MEGAMOE_OK) result = cli_fail_status(status);
     if (result == CLI_GOOD && options->html) result = cli_inspect_html(&inspection, options->html);
-    if (result == CLI_GOOD)
-        result = options->json ? print_json(&inspection) : print_report(&inspection, options->scan);
+    if (result == CLI_GOOD) result = options->json ? print_json(&inspection) : print_report(&inspection, options->scan);
     free(inspection.layers);
     free(inspection.ranges);
     megamoe_checkpoint_close(checkpoint);
@@ -285,9 +274,8 @@ const cli_command cli_inspect = {
     .name = "inspect",
     .words = "CKPT",
     .summary = "what is in a checkpoint: layers, formats, router, sizes, and anomalies",
-    .details =
-        "Reads headers and scalars only, so that it is fast on any size; --scan reads every scale byte too. "
-        "Formats are those of the tensors, whatever config.json says.",
+    .details = "Reads headers and scalars only, so that it is fast on any size; --scan reads every scale byte too. "
+               "Formats are those of the tensors, whatever config.json says.",
     .examples = "  megamoe inspect model/\n  megamoe inspect model/ --layer 3 --scan --html report.html\n",
     .options = "layer html scan strict repair-nan-scales",
     .words_min = 1,

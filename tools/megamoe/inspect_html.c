@@ -33,11 +33,10 @@ static void put_layers(FILE *page, const cli_inspection *inspection) {
         char bytes[16], *router = cli_router_text(info);
         fprintf(page, range->count > 1 ? "<tr><td>%u-%u" : "<tr><td>%u", range->first, range->last);
         fprintf(page, "<td class=n>%u", info->experts_present);
-        if (info->experts_present != info->shape.expert_count)
-            fprintf(page, " of %u", info->shape.expert_count);
+        if (info->experts_present != info->shape.expert_count) fprintf(page, " of %u", info->shape.expert_count);
         fprintf(page, "<td class=n>%u<td class=n>%u<td class=n>%u<td>%s<td>%s<td>%s<td>%s<td>",
-                info->shape.experts_per_token, info->shape.hidden, info->shape.intermediate, info->format,
-                info->naming, router, info->shared_format ? info->shared_format : "none");
+                info->shape.experts_per_token, info->shape.hidden, info->shape.intermediate, info->format, info->naming,
+                router, info->shared_format ? info->shared_format : "none");
         if (info->shape.swiglu_limit > 0)
             fprintf(page, "%g", (double)info->shape.swiglu_limit);
         else
@@ -54,9 +53,8 @@ static void put_ranks(FILE *page, const cli_inspection *inspection) {
     for (uint32_t ranks = 1; ranks <= 64; ranks *= 2) {
         char text[16];
         double bytes = (double)cli_rank_bytes(inspection, ranks);
-        fprintf(page,
-                "<tr><td class=n>%u<td class=n>%s<td><div class=bar style=\"width:%.1frem\"></div></tr>\n",
-                ranks, cli_bytes_text(bytes, text), most > 0 ? 25 * bytes / most : 0);
+        fprintf(page, "<tr><td class=n>%u<td class=n>%s<td><div class=bar style=\"width:%.1frem\"></div></tr>\n", ranks,
+                cli_bytes_text(bytes, text), most > 0 ? 25 * bytes / most : 0);
     }
     fputs("</table>\n", page);
 }
@@ -85,11 +83,10 @@ int cli_inspect_html(const cli_inspection *inspection, const char *path) {
     size_t length = 0;
     FILE *page = open_memstream(&text, &length);
     if (!page) return cli_fail("there is no memory for the page %s.", path);
-    fprintf(
-        page,
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">"
-        "<title>megamoe inspect</title><style>%s</style>\n<h1>",
-        style);
+    fprintf(page,
+            "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">"
+            "<title>megamoe inspect</title><style>%s</style>\n<h1>",
+            style);
     put_escaped(page, inspection->path);
     fputs("</h1>\n<p>", page);
     put_escaped(page, megamoe_checkpoint_model_type(inspection->checkpoint));

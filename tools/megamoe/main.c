@@ -9,23 +9,21 @@ static const cli_command *const commands[] = {&cli_inspect, &cli_run,      &cli_
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
 
 static void print_overview(FILE *stream) {
-    fprintf(
-        stream,
-        "Usage: megamoe COMMAND [OPTION]...\n"
-        "Runs the NVFP4 Mixture-of-Experts layers of published checkpoints, and shows that they are right.\n\n"
-        "Commands:\n");
+    fprintf(stream,
+            "Usage: megamoe COMMAND [OPTION]...\n"
+            "Runs the NVFP4 Mixture-of-Experts layers of published checkpoints, and shows that they are right.\n\n"
+            "Commands:\n");
     for (unsigned i = 0; i < COMMAND_COUNT; i++)
         fprintf(stream, "  %-9s %s\n", commands[i]->name, commands[i]->summary);
-    fprintf(stream,
-            "\nmegamoe COMMAND --help shows its options and an example. --version shows the version.\n"
-            "Exit status: 0 good, 1 the check failed, 2 bad usage or bad input.\n\n"
-            "Environment:\n"
-            "  MEGAMOE_BACKEND   the backend when --backend is not given\n"
-            "  MEGAMOE_THREADS   threads of the cpu when --threads is not given\n"
-            "  MEGAMOE_ISA       caps the cpu level: scalar, avx2, avx512, amx\n"
-            "  MEGAMOE_DEBUG     1: norms and timings of every stage on stderr (also MEGA_MOE_DEBUG)\n"
-            "  MEGA_MOE_STATIC   1: skip the experts, their output is zero; to bisect a model\n"
-            "  MEGA_MOE_USE_CUTLASS  accepted from earlier setups, without effect\n");
+    fprintf(stream, "\nmegamoe COMMAND --help shows its options and an example. --version shows the version.\n"
+                    "Exit status: 0 good, 1 the check failed, 2 bad usage or bad input.\n\n"
+                    "Environment:\n"
+                    "  MEGAMOE_BACKEND   the backend when --backend is not given\n"
+                    "  MEGAMOE_THREADS   threads of the cpu when --threads is not given\n"
+                    "  MEGAMOE_ISA       caps the cpu level: scalar, avx2, avx512, amx\n"
+                    "  MEGAMOE_DEBUG     1: norms and timings of every stage on stderr (also MEGA_MOE_DEBUG)\n"
+                    "  MEGA_MOE_STATIC   1: skip the experts, their output is zero; to bisect a model\n"
+                    "  MEGA_MOE_USE_CUTLASS  accepted from earlier setups, without effect\n");
 }
 
 static const cli_command *find_command(const char *name) {
@@ -54,8 +52,7 @@ int main(int argc, char **argv) {
         printf("megamoe %s\n", megamoe_version());
         return cli_flush();
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
-        (strcmp(argv[1], "help") == 0 && argc == 2)) {
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || (strcmp(argv[1], "help") == 0 && argc == 2)) {
         print_overview(stdout);
         return cli_flush();
     }

@@ -19,9 +19,8 @@ typedef struct option_spec {
     const char *help;
 } option_spec;
 
-static const char *const backends[] = {"auto",          "reference", "cpu",   "cuda",
-                                       "cuda-portable", "sm90",      "sm100", "sm100-model",
-                                       NULL};
+static const char *const backends[] = {"auto", "reference", "cpu",         "cuda", "cuda-portable",
+                                       "sm90", "sm100",     "sm100-model", NULL};
 static const unsigned backend_values[] = {MEGAMOE_BACKEND_AUTO, MEGAMOE_REFERENCE,     MEGAMOE_CPU,
                                           MEGAMOE_CUDA,         MEGAMOE_CUDA_PORTABLE, MEGAMOE_SM90,
                                           MEGAMOE_SM100,        MEGAMOE_SM100_ON_MODEL};
@@ -30,7 +29,8 @@ static const char *const input_globals[] = {"auto", "static", "token", "unit", N
 static const char *const intermediate_globals[] = {"auto", "static", "", "unit", NULL};
 static const char *const routing_weights[] = {"after", "before", NULL};
 static const char *const routings[] = {"ep", "local", NULL};
-static const char *const formats[] = {"", "modelopt", "compressed-tensors", "mxfp4", NULL};
+static const char *const formats[] = {"",     "modelopt", "compressed-tensors", "mxfp4", "fused", "fused-transposed",
+                                      "bf16", "fp8",      "fp8-e8m0",           NULL};
 static const char *const scales[] = {"max", "4over6", "search", NULL};
 
 #define AT(field) offsetof(cli_options, field)
@@ -48,9 +48,10 @@ static const option_spec specs[] = {
     {"html", "FILE", TEXT, AT(html), NULL, "also write the report as one self-contained page"},
     {"scan", NULL, FLAG, AT(scan), NULL, "read every scale byte, not only headers and scalars"},
     {"shape", "SHAPE", TEXT, AT(shape), NULL,
-     "v4-pro, v4-flash, v4.1-flash, qwen3-30b-a3b, r1, kimi-k2, gpt-oss-120b, tiny, or H=..,I=..,E=..,K=.. with shared=1, hash=N, limit=X, scale=X if wanted"},
+     "v4-pro, v4-flash, v4.1-flash, qwen3-30b-a3b, r1, kimi-k2, minimax-m2, nemotron-3-nano, gpt-oss-120b, tiny, or H=..,I=..,E=..,K=.. with like=SHAPE, shared=1, hash=N, layers=N, limit=X, scale=X if wanted"},
     {"format", "FORMAT", WORD, AT(format), formats,
-     "modelopt, compressed-tensors or mxfp4; the shape's own if not given"},
+     "modelopt, compressed-tensors or mxfp4, the shape's own if not given; also fused and fused-transposed (ModelOpt's stacks of all experts), bf16, fp8 (blocks with F32 scales) and fp8-e8m0"},
+    {"mtp", NULL, FLAG, AT(mtp), NULL, "add a multi-token-prediction block after the last layer"},
     {"layers", "N|A:B", LAYERS, AT(layers), NULL, "the first N MoE layers, or model layers A to B-1"},
     {"shard-size", "SIZE", TEXT, AT(shard_size), NULL, "bytes of one file, such as 500M or 5G (default 5G)"},
     {"seed", "N", NUMBER, AT(seed), NULL, "another set of random values (default 0)"},
@@ -60,8 +61,6 @@ static const option_spec specs[] = {
     {"csv", "FILE", TEXT, AT(csv), NULL, "also write the results as CSV"},
     {"scale", "HOW", WORD, AT(scale), scales, "max, 4over6 or search: how a block's scale is chosen"},
     {"separate", NULL, FLAG, AT(separate), NULL, "gate and up get global scales of their own"},
-    {"calibration", "FILE", TEXT, AT(calibration), NULL,
-     "safetensors with hidden [T, H] of each layer, for input scales"},
     {"backend", "NAME", WORD, AT(backend), backends,
      "auto, reference, cpu, cuda, cuda-portable, sm90, sm100, or sm100-model (a plugin for tests)"},
     {"activations", "KIND", WORD, AT(activations), activations, "auto, bf16 or nvfp4"},
@@ -74,17 +73,19 @@ static const option_spec specs[] = {
      "no swiglu_limit on the shared expert (the first V4 release)"},
     {"experts", "A:B", RANGE, AT(experts), NULL, "only experts A to B-1; the router stays as it is"},
     {"ranks", "N", NUMBER, AT(ranks), NULL, "expert-parallel ranks inside this process (this version: 1)"},
-    {"threads", "N", NUMBER, AT(threads), NULL,
-     "threads of the cpu (default: the cores this process may use)"},
-    {"batch-invariant", NULL, FLAG, AT(batch_invariant), NULL,
-     "a token's bits do not depend on the rest of the batch"},
-    {"strict", NULL, FLAG, AT(strict), NULL, "contradictions between config.json and the tensors are errors"},
+    {"threads", "N", NUMBER, AT(threads), NULL, "threads of the cpu (default: the cores this process may use)"},
+    {"batch-invariant", NULL, FLAG, AT(batch_invariant), NULL, "a token's bits do not depend on the rest of the batch"},
+    {"strict", NULL, FLAG, AT(strict), NULL,
+     "contradictions between config.json and the tensors are errors; quantize: so is any loss"},
     {"no-strict-routing", NULL, FLAG, AT(lax_routing), NULL,
      "expert ids out of range are skipped and counted, not refused"},
-    {"repair-nan-scales", NULL, FLAG, AT(repair_nan_scales), NULL,
-     "read NaN scale bytes as 448, and count them"},
+    {"repair-nan-scales", NULL, FLAG, AT(repair_nan_scales), NULL, "read NaN scale bytes as 448, and count them"},
     {"no-scan", NULL, FLAG, AT(no_scan), NULL, "do not look for NaN scale bytes when a layer is loaded"},
 };
+const char *cli_format_name(unsigned format) {
+    return formats[format];
+}
+
 enum { SPEC_COUNT = sizeof specs / sizeof specs[0] };
 
 /* Is `name` one of the words of `list`? --json and --help belong to every command. */
@@ -140,8 +141,8 @@ static int unknown_option(const cli_command *command, const char *argument, size
     char *word = cli_format("%.*s", (int)length, argument);
     const char *nearest = cli_nearest(word, names);
     int result = nearest ? cli_fail("%s does not take --%s; did you mean --%s?", command->name, word, nearest)
-                         : cli_fail("%s does not take --%s; 'megamoe %s --help' lists its options.",
-                                    command->name, word, command->name);
+                         : cli_fail("%s does not take --%s; 'megamoe %s --help' lists its options.", command->name,
+                                    word, command->name);
     free(word);
     return result;
 }
@@ -163,8 +164,7 @@ static int parse_range(const option_spec *spec, const char *text, cli_range *ran
         *range = (cli_range){0, range->first}; /* a count; the command adds where the layers begin */
         return CLI_GOOD;
     }
-    good =
-        good && *end == ':' && read_number(end + 1, &end, &range->end) && !*end && range->end > range->first;
+    good = good && *end == ':' && read_number(end + 1, &end, &range->end) && !*end && range->end > range->first;
     if (good) return CLI_GOOD;
     return cli_fail("--%s takes %s, A below B, not '%s'.", spec->name,
                     spec->kind == LAYERS ? "a count or a range A:B" : "a range A:B", text);
@@ -178,11 +178,10 @@ static int parse_word(const option_spec *spec, const char *text, unsigned *value
         }
     const char *nearest = cli_nearest(text, spec->words);
     if (nearest) return cli_fail("--%s cannot be '%s'; did you mean '%s'?", spec->name, text, nearest);
-    char list[128] = "";
+    char list[256] = "";
     for (unsigned i = 0; spec->words[i]; i++)
         if (*spec->words[i])
-            snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", *list ? ", " : "",
-                     spec->words[i]);
+            snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", *list ? ", " : "", spec->words[i]);
     return cli_fail("--%s cannot be '%s'; it is one of: %s.", spec->name, text, list);
 }
 
@@ -204,22 +203,19 @@ static int parse_value(const option_spec *spec, const char *text, cli_options *o
 }
 
 /* One --option at arguments[*index]; moves on over its value. */
-static int parse_option(const cli_command *command, int count, char **arguments, int *index,
-                        cli_options *options) {
+static int parse_option(const cli_command *command, int count, char **arguments, int *index, cli_options *options) {
     const char *argument = arguments[*index] + 2, *equals = strchr(argument, '=');
     size_t length = equals ? (size_t)(equals - argument) : strlen(argument);
     const option_spec *spec = NULL;
     for (unsigned i = 0; i < SPEC_COUNT; i++)
-        if (strlen(specs[i].name) == length && strncmp(specs[i].name, argument, length) == 0)
-            spec = &specs[i];
+        if (strlen(specs[i].name) == length && strncmp(specs[i].name, argument, length) == 0) spec = &specs[i];
     if (!spec || !takes(command, spec->name)) return unknown_option(command, argument, length);
     if (spec->kind == FLAG) {
         if (equals) return cli_fail("--%s takes no value.", spec->name);
         return parse_value(spec, "", options);
     }
     if (equals) return parse_value(spec, equals + 1, options);
-    if (++*index >= count)
-        return cli_fail("--%s needs a value: --%s %s.", spec->name, spec->name, spec->argument);
+    if (++*index >= count) return cli_fail("--%s needs a value: --%s %s.", spec->name, spec->name, spec->argument);
     return parse_value(spec, arguments[*index], options);
 }
 
@@ -242,8 +238,7 @@ int cli_parse(const cli_command *command, int count, char **arguments, cli_optio
         } else if (strncmp(arguments[i], "--", 2) == 0 && arguments[i][2]) {
             if (parse_option(command, count, arguments, &i, options) != CLI_GOOD) return CLI_BAD_INPUT;
         } else if (arguments[i][0] == '-' && arguments[i][1] && strcmp(arguments[i], "--") != 0) {
-            return cli_fail("there is no option '%s'; options are spelled out, as in --layer 3.",
-                            arguments[i]);
+            return cli_fail("there is no option '%s'; options are spelled out, as in --layer 3.", arguments[i]);
         } else if (words == command->words_max) {
             return cli_fail("%s takes %s, and '%s' is one word too many.", command->name,
                             *command->words ? command->words : "no words", arguments[i]);
@@ -270,8 +265,7 @@ unsigned cli_parse_list(const char *text, const char *option, uint32_t *numbers,
         if (!*at) return count;
         if (*at != ',') break;
     }
-    cli_fail("--%s takes positive numbers separated by commas (at most %u), not '%s'.", option, capacity,
-             text);
+    cli_fail("--%s takes positive numbers separated by commas (at most %u), not '%s'.", option, capacity, text);
     return 0;
 }
 
@@ -286,8 +280,7 @@ static void print_option(const option_spec *spec) {
 }
 
 void cli_print_help(const cli_command *command) {
-    printf("Usage: megamoe %s%s%s [OPTION]...\n%c%s.\n\n", command->name, *command->words ? " " : "",
-           command->words,
+    printf("Usage: megamoe %s%s%s [OPTION]...\n%c%s.\n\n", command->name, *command->words ? " " : "", command->words,
            command->summary[0] - ('a' <= command->summary[0] && command->summary[0] <= 'z' ? 'a' - 'A' : 0),
            command->summary + 1);
     cli_print_wrapped(command->details, 0);

@@ -18,14 +18,13 @@ typedef struct job {
 static int open_job(const cli_options *options, job *j) {
     megamoe_shape shape;
     megamoe_status status = cli_open_checkpoint(options, options->words[0], &j->session.checkpoint);
-    if (status == MEGAMOE_OK)
-        status = megamoe_checkpoint_shape(j->session.checkpoint, options->layer, &shape);
+    if (status == MEGAMOE_OK) status = megamoe_checkpoint_shape(j->session.checkpoint, options->layer, &shape);
     if (status != MEGAMOE_OK) return cli_fail_status(status);
     if (cli_batch_read(options->input, &shape, &j->input) != CLI_GOOD) return CLI_BAD_INPUT;
     j->input.batch.allow_bad_routing = options->lax_routing;
 
-    status = cli_open_device(options, (megamoe_backend)options->backend, j->input.batch.token_count,
-                             &j->session.device);
+    status =
+        cli_open_device(options, (megamoe_backend)options->backend, j->input.batch.token_count, &j->session.device);
     if (status == MEGAMOE_OK)
         status = cli_load_layer(options, j->session.device, j->session.checkpoint, options->layer,
                                 (megamoe_activations)options->activations, &j->session.layer);
@@ -46,8 +45,7 @@ static megamoe_status run_plain(job *j) {
     if (status == MEGAMOE_OK) status = megamoe_layer_counters(j->session.layer, &j->counters, NULL);
     if (status != MEGAMOE_OK) return status;
     if (!batch.expert_ids)
-        return megamoe_layer_route(j->session.layer, &batch, j->stages.expert_ids, j->stages.expert_weights,
-                                   NULL);
+        return megamoe_layer_route(j->session.layer, &batch, j->stages.expert_ids, j->stages.expert_weights, NULL);
     memcpy(j->stages.expert_ids, batch.expert_ids, slots * sizeof(int32_t));
     memcpy(j->stages.expert_weights, batch.expert_weights, slots * sizeof(float));
     return MEGAMOE_OK;
@@ -88,8 +86,7 @@ static megamoe_status write_output(const job *j, const char *path) {
 static megamoe_status write_stages(const job *j, const char *path) {
     const megamoe_shape *shape = &j->facts.shape;
     const megamoe_stages *s = &j->stages;
-    int64_t t = j->input.batch.token_count, k = shape->experts_per_token, h = shape->hidden,
-            i = shape->intermediate;
+    int64_t t = j->input.batch.token_count, k = shape->experts_per_token, h = shape->hidden, i = shape->intermediate;
     const megamoe_named_tensor fields[] = {
         /* in the order of the bits of `written` */
         named("expert_ids", s->expert_ids, MEGAMOE_I32, 2, t, k, 0, 0),
@@ -118,10 +115,9 @@ static int report(const cli_options *options, const job *j) {
     const megamoe_counters counters = j->counters;
     if (options->json)
         return cli_print_json(json_pack("{s:f,s:{s:I,s:I,s:I,s:I,s:I}}", "seconds", j->seconds, "counters",
-                                        "unrouted_tokens", (json_int_t)counters.unrouted_tokens,
-                                        "skipped_slots", (json_int_t)counters.skipped_slots, "bad_slots",
-                                        (json_int_t)counters.bad_slots, "saturated_blocks",
-                                        (json_int_t)counters.saturated_blocks, "nonfinite_blocks",
+                                        "unrouted_tokens", (json_int_t)counters.unrouted_tokens, "skipped_slots",
+                                        (json_int_t)counters.skipped_slots, "bad_slots", (json_int_t)counters.bad_slots,
+                                        "saturated_blocks", (json_int_t)counters.saturated_blocks, "nonfinite_blocks",
                                         (json_int_t)counters.nonfinite_blocks));
     printf("layer %u on %s, %s activations: %u tokens in %.3f ms\n", options->layer,
            megamoe_device_describe(j->session.device),
@@ -130,12 +126,11 @@ static int report(const cli_options *options, const job *j) {
     const struct {
         uint64_t count;
         const char *what;
-    } notes[] = {
-        {counters.unrouted_tokens, "tokens that no expert took, because a router logit is not a number"},
-        {counters.skipped_slots, "slots skipped: id -1, or an expert that is not loaded"},
-        {counters.bad_slots, "slots with an id that no expert has"},
-        {counters.saturated_blocks, "nvfp4 blocks clipped at the largest scale"},
-        {counters.nonfinite_blocks, "nvfp4 blocks with a NaN or an infinity"}};
+    } notes[] = {{counters.unrouted_tokens, "tokens that no expert took, because a router logit is not a number"},
+                 {counters.skipped_slots, "slots skipped: id -1, or an expert that is not loaded"},
+                 {counters.bad_slots, "slots with an id that no expert has"},
+                 {counters.saturated_blocks, "nvfp4 blocks clipped at the largest scale"},
+                 {counters.nonfinite_blocks, "nvfp4 blocks with a NaN or an infinity"}};
     for (unsigned i = 0; i < sizeof notes / sizeof notes[0]; i++)
         if (notes[i].count) printf("  %llu %s\n", (unsigned long long)notes[i].count, notes[i].what);
     return cli_flush();
@@ -144,10 +139,9 @@ static int report(const cli_options *options, const job *j) {
 static int run(const cli_options *options) {
     job j = {.all_stages = options->dump_stages != NULL};
     if (!options->layer_given || !options->input || !options->output)
-        return cli_fail("run needs --%s; 'megamoe run --help' shows an example.",
-                        !options->layer_given ? "layer"
-                        : !options->input     ? "input"
-                                              : "output");
+        return cli_fail("run needs --%s; 'megamoe run --help' shows an example.", !options->layer_given ? "layer"
+                                                                                  : !options->input     ? "input"
+                                                                                                        : "output");
     int result = open_job(options, &j);
     if (result == CLI_GOOD) result = run_layer(&j);
     if (result == CLI_GOOD) {

@@ -14,8 +14,7 @@ static bool draw_progress(void *context, uint64_t done_bytes, uint64_t total_byt
     return true;
 }
 
-megamoe_status cli_open_checkpoint(const cli_options *options, const char *path,
-                                   megamoe_checkpoint **checkpoint) {
+megamoe_status cli_open_checkpoint(const cli_options *options, const char *path, megamoe_checkpoint **checkpoint) {
     megamoe_checkpoint_options open = {.struct_size = sizeof open,
                                        .strict = options->strict,
                                        .repair_nan_scales = options->repair_nan_scales,
@@ -46,15 +45,15 @@ megamoe_layer_options cli_layer_options(const cli_options *options) {
                                    .expert_count = options->experts.end - options->experts.first};
 }
 
-megamoe_status cli_load_layer(const cli_options *options, megamoe_device *device,
-                              const megamoe_checkpoint *checkpoint, uint32_t layer, megamoe_activations kind,
-                              megamoe_layer **out) {
+megamoe_status cli_load_layer(const cli_options *options, megamoe_device *device, const megamoe_checkpoint *checkpoint,
+                              uint32_t layer, megamoe_activations kind, megamoe_layer **out) {
     cli_progress progress;
     megamoe_layer_options load = cli_layer_options(options);
     load.activations = kind;
     load.progress = draw_progress;
     load.progress_context = &progress;
     cli_progress_start(&progress, "loading");
+    progress.bytes = true;
     megamoe_status status = megamoe_layer_load(device, checkpoint, layer, &load, out);
     cli_progress_end(&progress);
     return status;

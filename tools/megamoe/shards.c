@@ -30,8 +30,7 @@ int cli_output_begin(const char *path, cli_output_directory *directory) {
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/') length--;
     struct stat info;
-    if (lstat(path, &info) == 0)
-        return cli_fail("%s exists already; remove it or choose another name.", path);
+    if (lstat(path, &info) == 0) return cli_fail("%s exists already; remove it or choose another name.", path);
     directory->path = cli_format("%.*s", (int)length, path);
     directory->temporary = cli_format("%.*s.partial-%ld", (int)length, path, (long)getpid());
     if (mkdir(directory->temporary, 0777) == 0) return CLI_GOOD;
@@ -59,8 +58,7 @@ int cli_output_text(const cli_output_directory *directory, const char *name, con
 
 int cli_output_commit(cli_output_directory *directory) {
     if (rename(directory->temporary, directory->path) != 0)
-        return cli_fail("%s cannot be renamed to %s: %s.", directory->temporary, directory->path,
-                        strerror(errno));
+        return cli_fail("%s cannot be renamed to %s: %s.", directory->temporary, directory->path, strerror(errno));
     free(directory->temporary);
     directory->temporary = NULL;
     return CLI_GOOD;
@@ -94,8 +92,8 @@ static int write_header(FILE *file, const cli_planned *tensors, size_t first, si
             json_array_append_new(shape, json_integer((json_int_t)tensor->extent[axis]));
         uint64_t next = offset + tensor_bytes(tensor);
         json_object_set_new(header, tensor->name,
-                            json_pack("{s:s,s:o,s:[I,I]}", "dtype", tensor->dtype, "shape", shape,
-                                      "data_offsets", (json_int_t)offset, (json_int_t)next));
+                            json_pack("{s:s,s:o,s:[I,I]}", "dtype", tensor->dtype, "shape", shape, "data_offsets",
+                                      (json_int_t)offset, (json_int_t)next));
         offset = next;
     }
     char *text = json_dumps(header, JSON_COMPACT);
@@ -105,8 +103,7 @@ static int write_header(FILE *file, const cli_planned *tensors, size_t first, si
     uint8_t prefix[8];
     for (unsigned i = 0; i < 8; i++) prefix[i] = (uint8_t)(padded >> 8 * i);
     int result =
-        fwrite(prefix, 8, 1, file) == 1 && fprintf(file, "%s%*s", text, (int)(padded - length), "") >= 0 ? 0
-                                                                                                         : -1;
+        fwrite(prefix, 8, 1, file) == 1 && fprintf(file, "%s%*s", text, (int)(padded - length), "") >= 0 ? 0 : -1;
     free(text);
     return result;
 }
@@ -129,7 +126,7 @@ static bool write_tensor(writing *state, FILE *file, const cli_planned *tensor, 
     uint64_t rows = chunk_rows(tensor);
     uint8_t *chunk = cli_allocate(rows, tensor->row_bytes);
     bool good = true;
-    for (uint64_t row = 0; good && row < tensor->rows; row += rows) {
+    for (uint64_t row = 0; good && tensor->row_bytes && row < tensor->rows; row += rows) {
         if (rows > tensor->rows - row) rows = tensor->rows - row;
         *stopped = !state->source(state->context, tensor, row, rows, chunk);
         good = !*stopped && fwrite(chunk, (size_t)tensor->row_bytes, (size_t)rows, file) == rows;
@@ -144,8 +141,7 @@ static int write_shard(writing *state, const char *path, size_t first, size_t en
     bool stopped = false;
     FILE *file = fopen(path, "wb");
     bool good = file && write_header(file, state->tensors, first, end) == 0;
-    for (size_t i = first; good && i < end; i++)
-        good = write_tensor(state, file, &state->tensors[i], &stopped);
+    for (size_t i = first; good && i < end; i++) good = write_tensor(state, file, &state->tensors[i], &stopped);
     if (file && fclose(file) != 0) good = false;
     if (good || stopped) return good ? CLI_GOOD : CLI_BAD_INPUT;
     return cli_fail("%s cannot be written: %s.", path, strerror(errno));
@@ -191,8 +187,7 @@ static int write_index(const cli_output_directory *directory, const cli_planned 
         json_object_set_new(map, tensors[i].name, json_string(name));
         free(name);
     }
-    json_t *index =
-        json_pack("{s:{s:I},s:o}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
+    json_t *index = json_pack("{s:{s:I},s:o}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
     char *text = json_dumps(index, JSON_INDENT(2) | JSON_SORT_KEYS);
     int result = text ? cli_output_text(directory, "model.safetensors.index.json", text)
                       : cli_fail("the index cannot be written as JSON.");
@@ -201,8 +196,8 @@ static int write_index(const cli_output_directory *directory, const cli_planned 
     return result;
 }
 
-int cli_write_shards(const cli_output_directory *directory, cli_planned *tensors, size_t count,
-                     uint64_t shard_bytes, cli_row_source source, void *context) {
+int cli_write_shards(const cli_output_directory *directory, cli_planned *tensors, size_t count, uint64_t shard_bytes,
+                     cli_row_source source, void *context) {
     writing state = {.tensors = tensors, .source = source, .context = context};
     uint32_t shard_count = assign_shards(tensors, count, shard_bytes);
     for (size_t i = 0; i < count; i++) state.total += tensor_bytes(&tensors[i]);

@@ -30,8 +30,8 @@ int cli_output_commit(cli_output_directory *directory);
 void cli_output_discard(cli_output_directory *directory); /* after commit: only frees */
 
 /* Sorts tensors into shards of at most shard_bytes (one tensor at least) in their order, and writes them. */
-int cli_write_shards(const cli_output_directory *directory, cli_planned *tensors, size_t count,
-                     uint64_t shard_bytes, cli_row_source source, void *context);
+int cli_write_shards(const cli_output_directory *directory, cli_planned *tensors, size_t count, uint64_t shard_bytes,
+                     cli_row_source source, void *context);
 
 /* Writes a text file under a temporary name and renames it. */
 int cli_write_file(const char *path, const char *text);

@@ -12,8 +12,7 @@ static void *poisoned(size_t count, size_t size) {
     return memory;
 }
 
-void cli_stages_allocate(megamoe_stages *stages, const megamoe_layer_facts *facts, uint32_t token_count,
-                         bool oracle) {
+void cli_stages_allocate(megamoe_stages *stages, const megamoe_layer_facts *facts, uint32_t token_count, bool oracle) {
     const megamoe_shape *shape = &facts->shape;
     size_t tokens = token_count, slots = tokens * shape->experts_per_token;
     size_t hidden = shape->hidden, inner = shape->intermediate;

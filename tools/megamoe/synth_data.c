@@ -11,8 +11,7 @@
 
 enum { POOL = 4096, ROW_LEVELS = 16, OUTLIER_ONE_IN = 512 };
 
-static const double amax_bound =
-    4.88 * 1.5 * 4.0; /* of a pool block, times the row's spread, times the outlier's */
+static const double amax_bound = 4.88 * 1.5 * 4.0; /* of a pool block, times the row's spread, times the outlier's */
 
 struct cli_blocks {
     uint8_t codes[2][POOL][16];        /* blocks of 16 use 8 bytes, blocks of 32 use 16 */
@@ -52,8 +51,7 @@ cli_blocks *cli_blocks_new(void) {
         }
         amax = draw_block(key + 1, b, 32, values);
         int exponent;
-        frexp(amax,
-              &exponent); /* amax = f * 2^exponent with f in [1/2, 1): the OCP scale is 2^(exponent - 3) */
+        frexp(amax, &exponent); /* amax = f * 2^exponent with f in [1/2, 1): the OCP scale is 2^(exponent - 3) */
         pack_block(values, 32, ldexp(1, exponent - 3), blocks->codes[1][b]);
         blocks->exponents[b] = (int8_t)(exponent - 3);
     }
@@ -87,10 +85,9 @@ void cli_fill_scales(const cli_blocks *blocks, uint64_t key, unsigned group, dou
         for (uint64_t i = 0; i < row_bytes; i++) {
             uint64_t bits = random_at(key, row * row_bytes + i);
             bool outlier = (bits >> 32) % OUTLIER_ONE_IN == 0;
-            *bytes++ =
-                group == 16
-                    ? blocks->e4m3[outlier][level][bits % POOL]
-                    : (uint8_t)(127 + blocks->exponents[bits % POOL] + exponent - (level < 5) + 2 * outlier);
+            *bytes++ = group == 16
+                           ? blocks->e4m3[outlier][level][bits % POOL]
+                           : (uint8_t)(127 + blocks->exponents[bits % POOL] + exponent - (level < 5) + 2 * outlier);
         }
     }
 }

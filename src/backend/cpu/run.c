@@ -40,8 +40,8 @@ static void stage_token(void *context, uint32_t unit, uint32_t thread) {
     uint32_t hidden = c->weights->shape.hidden;
     size_t token = (size_t)c->first + unit;
     size_t element = c->batch->hidden_dtype == MEGAMOE_F32 ? 4 : 2;
-    c->kernels->load((const uint8_t *)c->batch->hidden + token * hidden * element, c->batch->hidden_dtype,
-                     hidden, own.values);
+    c->kernels->load((const uint8_t *)c->batch->hidden + token * hidden * element, c->batch->hidden_dtype, hidden,
+                     own.values);
     mm_cpu_operand_store(c->kernels, own.values, hidden, s->x + unit * s->x_pitch);
     s->x_globals[unit] = 1.0f;
     if (c->weights->activations != MEGAMOE_ACTIVATIONS_NVFP4) return;
@@ -92,9 +92,8 @@ static void choose_token(void *context, uint32_t unit, uint32_t thread) {
     const float *logits = s->logits + (size_t)unit * shape->expert_count;
     size_t token = (size_t)c->first + unit, at = token * shape->experts_per_token;
     mm_router_counts counts = {0};
-    mm_router_choose(shape, &c->weights->router, logits,
-                     c->batch->token_ids ? c->batch->token_ids[token] : -1, s->ids + at, s->weights + at,
-                     &counts);
+    mm_router_choose(shape, &c->weights->router, logits, c->batch->token_ids ? c->batch->token_ids[token] : -1,
+                     s->ids + at, s->weights + at, &counts);
     c->state->tallies[thread].unrouted_tokens += counts.unrouted_tokens;
     if (c->stages->logits)
         memcpy(c->stages->logits + token * shape->expert_count, logits, shape->expert_count * sizeof *logits);
@@ -142,15 +141,31 @@ static uint32_t units_of(const mm_matrix *matrix) {
     return (blocks_of(matrix->rows) + per_unit - 1) / per_unit;
 }
 
+static uint32_t pack_blocks(uint32_t rows) {
+    return (rows + MM_PACK_ROWS - 1) / MM_PACK_ROWS;
+}
+
+/* Room for the packed operands of L1 or of L2, whichever is larger. */
+static size_t packed_bytes(const mm_cpu_group *g) {
+    size_t x = padded_columns(g->expert->up.columns) * g->x_packed;
+    size_t h = padded_columns(g->expert->down.columns) * g->h_packed;
+    return pack_blocks(g->row_count) * (size_t)MM_PACK_ROWS * (x > h ? x : h);
+}
+
 static void add_group(chunk *c, mm_cpu_group group) {
     mm_cpu_group *last = c->group_count ? &c->scratch->groups[c->group_count - 1] : NULL;
     const mm_layer_weights *w = c->weights;
     group.x_nvfp4 = mm_cpu_takes_nvfp4(w, &group.expert->up);
     group.h_nvfp4 = mm_cpu_takes_nvfp4(w, &group.expert->down);
-    group.h_global = group.h_nvfp4 && w->intermediate_mode == MEGAMOE_GLOBAL_STATIC
-                         ? group.expert->intermediate_global
-                         : 1.0f;
+    group.h_global =
+        group.h_nvfp4 && w->intermediate_mode == MEGAMOE_GLOBAL_STATIC ? group.expert->intermediate_global : 1.0f;
     if (c->state->batch_invariant) group.deciding_rows = UINT32_MAX;
+    if (c->kernels->packs) {
+        group.x_packed = c->kernels->packs(&group.expert->up, group.deciding_rows);
+        group.h_packed = c->kernels->packs(&group.expert->down, group.deciding_rows);
+    }
+    group.packed_offset = last ? last->packed_offset + packed_bytes(last) : 0;
+    group.pack_unit_end = (last ? last->pack_unit_end : 0) + pack_blocks(group.row_count);
     group.l1_unit_end = (last ? last->l1_unit_end : 0) + units_of(&group.expert->up);
     group.l2_unit_end = (last ? last->l2_unit_end : 0) + units_of(&group.expert->down);
     c->scratch->groups[c->group_count++] = group;
@@ -204,19 +219,61 @@ static void count_rows(const chunk *c) {
 
 /* ---- L1, activation, L2 ---- */
 
-/* The group and the unit within it of a unit of all groups. */
-static const mm_cpu_group *find_group(const chunk *c, uint32_t *unit, bool l2) {
+/* Three lists of units run over the groups: of L1, of L2, and of packing operands for either. */
+typedef enum unit_list { UNITS_L1, UNITS_L2, UNITS_PACK } unit_list;
+
+static uint32_t unit_end(const mm_cpu_group *g, unit_list list) {
+    return list == UNITS_L1 ? g->l1_unit_end : list == UNITS_L2 ? g->l2_unit_end : g->pack_unit_end;
+}
+
+/* The group of a unit; *unit becomes its number within the group. */
+static const mm_cpu_group *find_group(const chunk *c, uint32_t *unit, unit_list list) {
     const mm_cpu_group *groups = c->scratch->groups;
     uint32_t low = 0, high = c->group_count - 1;
     while (low < high) {
         uint32_t middle = (low + high) / 2;
-        if (*unit < (l2 ? groups[middle].l2_unit_end : groups[middle].l1_unit_end))
+        if (*unit < unit_end(&groups[middle], list))
             high = middle;
         else
             low = middle + 1;
     }
-    if (low > 0) *unit -= l2 ? groups[low - 1].l2_unit_end : groups[low - 1].l1_unit_end;
+    if (low > 0) *unit -= unit_end(&groups[low - 1], list);
     return &groups[low];
+}
+
+/* Where the packed operands of rows first .. of a group lie, first a multiple of MM_PACK_ROWS; NULL: not
+ * packed. */
+static uint8_t *packed_at(const chunk *c, const mm_cpu_group *g, uint32_t first, bool h) {
+    uint32_t columns = h ? g->expert->down.columns : g->expert->up.columns;
+    size_t row_bytes = padded_columns(columns) * (h ? g->h_packed : g->x_packed);
+    return row_bytes ? c->scratch->packed + g->packed_offset + first * row_bytes : NULL;
+}
+
+/* A block of operands of L1 (h: of L2) that its GEMM wants packed. */
+static void pack_unit(const chunk *c, uint32_t unit, bool h) {
+    mm_cpu_scratch *s = c->scratch;
+    const mm_cpu_group *g = find_group(c, &unit, UNITS_PACK);
+    uint32_t columns = h ? g->expert->down.columns : g->expert->up.columns, first = unit * MM_PACK_ROWS;
+    mm_gemm gemm = {.matrix = h ? &g->expert->down : &g->expert->up,
+                    .deciding_rows = g->deciding_rows,
+                    .operands = h            ? s->h + g->row_first * s->h_pitch
+                                : g->x_nvfp4 ? s->x_nvfp4
+                                             : s->x,
+                    .operand_pitch = h ? s->h_pitch : s->x_pitch,
+                    .operand_index = h ? NULL : s->row_token + g->row_first,
+                    .count = g->row_count};
+    uint8_t *packed = packed_at(c, g, first, h);
+    if (packed) c->kernels->pack(&gemm, columns, first, packed);
+}
+
+static void pack_x(void *context, uint32_t unit, uint32_t thread) {
+    (void)thread;
+    pack_unit(context, unit, false);
+}
+
+static void pack_h(void *context, uint32_t unit, uint32_t thread) {
+    (void)thread;
+    pack_unit(context, unit, true);
 }
 
 static float bias_at(const mm_matrix *m, uint32_t n) {
@@ -239,8 +296,8 @@ static void finish_sums(const mm_matrix *m, uint32_t n, uint32_t count, float in
 }
 
 /* gate and up of one row, columns n .. n + count, to h in operand form. */
-static void activate_row(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, uint32_t thread,
-                         uint32_t row, uint32_t n, uint32_t count, float *gate, float *up) {
+static void activate_row(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, uint32_t thread, uint32_t row,
+                         uint32_t n, uint32_t count, float *gate, float *up) {
     mm_cpu_scratch *s = c->scratch;
     const megamoe_stages *out = c->stages;
     uint32_t slots = c->weights->shape.experts_per_token, columns = c->weights->shape.intermediate;
@@ -254,8 +311,7 @@ static void activate_row(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *o
     finish_sums(&g->expert->up, n, count, input, up);
     c->kernels->activate(g->swiglu, gate, up, weight, count, h);
     if (g->h_nvfp4)
-        c->kernels->quantize(h, count, g->h_global, own->codes, own->scales,
-                             &c->state->tallies[thread].blocks);
+        c->kernels->quantize(h, count, g->h_global, own->codes, own->scales, &c->state->tallies[thread].blocks);
     c->kernels->store(h, count, operand + n * (c->kernels->operands_bf16 ? 2u : 4u));
     if (g->shared) return;
 
@@ -264,8 +320,7 @@ static void activate_row(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *o
     if (out->h && !g->h_nvfp4)
         for (uint32_t i = 0; i < count; i++) out->h[pair * columns + n + i] = mm_bf16_from_f32(h[i]);
     if (out->h_codes && g->h_nvfp4) memcpy(out->h_codes + (pair * columns + n) / 2, own->codes, count / 2);
-    if (out->h_scales && g->h_nvfp4)
-        memcpy(out->h_scales + (pair * columns + n) / 16, own->scales, count / 16);
+    if (out->h_scales && g->h_nvfp4) memcpy(out->h_scales + (pair * columns + n) / 16, own->scales, count / 16);
     if (out->h_globals && g->h_nvfp4) out->h_globals[pair] = g->h_global;
 }
 
@@ -282,6 +337,7 @@ static void l1_block(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, 
                     .operands = g->x_nvfp4 ? s->x_nvfp4 : s->x,
                     .operand_pitch = s->x_pitch,
                     .operand_index = s->row_token + first,
+                    .packed = packed_at(c, g, first - g->row_first, false),
                     .count = count,
                     .sums = own->sums + MM_ROWS_MAX,
                     .sums_pitch = 2 * (size_t)MM_ROWS_MAX,
@@ -296,15 +352,14 @@ static void l1_block(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, 
     }
     for (uint32_t r = 0; r < count; r++) {
         float *gate = own->sums + (size_t)r * 2 * MM_ROWS_MAX;
-        activate_row(c, g, own, thread, first + r, n, gemm.row_count, gated ? gate : NULL,
-                     gate + MM_ROWS_MAX);
+        activate_row(c, g, own, thread, first + r, n, gemm.row_count, gated ? gate : NULL, gate + MM_ROWS_MAX);
     }
 }
 
 static void l1_unit(void *context, uint32_t unit, uint32_t thread) {
     const chunk *c = context;
     mm_cpu_thread own = mm_cpu_scratch_thread(c->state, thread);
-    const mm_cpu_group *g = find_group(c, &unit, false);
+    const mm_cpu_group *g = find_group(c, &unit, UNITS_L1);
     uint32_t rows = MM_ROWS_MAX * blocks_per_unit(&g->expert->up);
     for (uint32_t n = unit * rows; n < (unit + 1) * rows && n < g->expert->up.rows; n += MM_ROWS_MAX)
         for (uint32_t r = 0; r < g->row_count; r += MM_BLOCK_ROWS) {
@@ -313,34 +368,44 @@ static void l1_unit(void *context, uint32_t unit, uint32_t thread) {
         }
 }
 
+/* Rows n .. of down against rows first .. of the group, to physical values in scratch. */
+static void l2_block(const chunk *c, const mm_cpu_group *g, uint32_t thread, uint32_t n, uint32_t first,
+                     uint32_t count) {
+    mm_cpu_scratch *s = c->scratch;
+    const mm_matrix *m = &g->expert->down;
+    float *sums = s->l2 + (g->row_first + first) * s->l2_pitch + n;
+    uint32_t slots = c->weights->shape.experts_per_token;
+    mm_gemm gemm = {.matrix = m,
+                    .table = mm_cpu_table(c->state, m),
+                    .row_first = n,
+                    .row_count = m->rows - n < MM_ROWS_MAX ? m->rows - n : MM_ROWS_MAX,
+                    .operands = s->h + (g->row_first + first) * s->h_pitch,
+                    .operand_pitch = s->h_pitch,
+                    .packed = packed_at(c, g, first, true),
+                    .count = count,
+                    .sums = sums,
+                    .sums_pitch = s->l2_pitch,
+                    .panel = mm_cpu_scratch_thread(c->state, thread).panel,
+                    .deciding_rows = g->deciding_rows};
+    c->kernels->gemm(&gemm);
+    for (uint32_t r = 0; r < count; r++) {
+        float *row = sums + r * s->l2_pitch;
+        finish_sums(m, n, gemm.row_count, g->h_global, row);
+        if (g->shared || !c->stages->l2) continue;
+        size_t pair = (size_t)c->first * slots + s->plan.row_pair[g->row_first + first + r];
+        memcpy(c->stages->l2 + pair * m->rows + n, row, gemm.row_count * sizeof *row);
+    }
+}
+
 static void l2_unit(void *context, uint32_t unit, uint32_t thread) {
     const chunk *c = context;
-    mm_cpu_scratch *s = c->scratch;
-    const mm_cpu_group *g = find_group(c, &unit, true);
-    const mm_matrix *m = &g->expert->down;
-    uint32_t rows = MM_ROWS_MAX * blocks_per_unit(m), slots = c->weights->shape.experts_per_token;
-    for (uint32_t n = unit * rows; n < (unit + 1) * rows && n < m->rows; n += MM_ROWS_MAX) {
-        float *sums = s->l2 + g->row_first * s->l2_pitch + n;
-        mm_gemm gemm = {.matrix = m,
-                        .table = mm_cpu_table(c->state, m),
-                        .row_first = n,
-                        .row_count = m->rows - n < MM_ROWS_MAX ? m->rows - n : MM_ROWS_MAX,
-                        .operands = s->h + g->row_first * s->h_pitch,
-                        .operand_pitch = s->h_pitch,
-                        .count = g->row_count,
-                        .sums = sums,
-                        .sums_pitch = s->l2_pitch,
-                        .panel = mm_cpu_scratch_thread(c->state, thread).panel,
-                        .deciding_rows = g->deciding_rows};
-        c->kernels->gemm(&gemm);
-        for (uint32_t r = 0; r < g->row_count; r++) {
-            float *row = sums + r * s->l2_pitch;
-            finish_sums(m, n, gemm.row_count, g->h_global, row);
-            if (g->shared || !c->stages->l2) continue;
-            size_t pair = (size_t)c->first * slots + s->plan.row_pair[g->row_first + r];
-            memcpy(c->stages->l2 + pair * m->rows + n, row, gemm.row_count * sizeof *row);
+    const mm_cpu_group *g = find_group(c, &unit, UNITS_L2);
+    uint32_t rows = MM_ROWS_MAX * blocks_per_unit(&g->expert->down);
+    for (uint32_t n = unit * rows; n < (unit + 1) * rows && n < g->expert->down.rows; n += MM_ROWS_MAX)
+        for (uint32_t r = 0; r < g->row_count; r += MM_BLOCK_ROWS) {
+            uint32_t left = g->row_count - r;
+            l2_block(c, g, thread, n, r, left < MM_BLOCK_ROWS ? left : MM_BLOCK_ROWS);
         }
-    }
 }
 
 /* The operands of L2 are written piece by piece, so their padding is zeroed here. */
@@ -380,8 +445,7 @@ static void combine_token(void *context, uint32_t unit, uint32_t thread) {
     c->kernels->combine(&combine);
     if (c->stages->shared && w->shared)
         memcpy(c->stages->shared + token * hidden, combine.shared, hidden * sizeof *combine.shared);
-    if (c->stages->output)
-        memcpy(c->stages->output + token * hidden, combine.output, hidden * sizeof(uint16_t));
+    if (c->stages->output) memcpy(c->stages->output + token * hidden, combine.output, hidden * sizeof(uint16_t));
 }
 
 static void run_chunk(chunk *c) {
@@ -390,7 +454,9 @@ static void run_chunk(chunk *c) {
     if (c->group_count > 0) {
         const mm_cpu_group *last = &c->scratch->groups[c->group_count - 1];
         mm_parallel_for(threads, c->group_count, pad_intermediate, c);
+        if (c->kernels->pack) mm_parallel_for(threads, last->pack_unit_end, pack_x, c);
         mm_parallel_for(threads, last->l1_unit_end, l1_unit, c);
+        if (c->kernels->pack) mm_parallel_for(threads, last->pack_unit_end, pack_h, c);
         mm_parallel_for(threads, last->l2_unit_end, l2_unit, c);
     }
     mm_parallel_for(threads, c->count, combine_token, c);
@@ -458,8 +524,7 @@ megamoe_status mm_cpu_run(mm_backend_layer *layer, const megamoe_batch *batch, c
     bool staged;
     (void)stream;
     if (given)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT,
-                       "given stages are read by the reference backend only, not by cpu");
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "given stages are read by the reference backend only, not by cpu");
     clear_stages(&c);
     route_batch(&c);
     staged = !batch->expert_ids && batch->token_count <= MM_CHUNK_TOKENS;

@@ -120,6 +120,8 @@ megamoe_status mm_cuda_grouped_gemm(mm_backend_state *state, const megamoe_tenso
                                     const mm_matrix *matrices, const int32_t *offsets, uint32_t group_count,
                                     megamoe_tensor *output, void *stream);
 /* stages.c */
+/* Plain host memory, of which the driver knows nothing. Pinned and managed memory count as the device's. */
+bool mm_cuda_is_host(const mm_backend_state *state, const void *p);
 megamoe_status mm_cuda_run(mm_backend_layer *layer, const megamoe_batch *batch, const megamoe_stages *given,
                            const megamoe_stages *stages, uint32_t *written, void *stream);
 

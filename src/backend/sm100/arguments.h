@@ -1,7 +1,7 @@
 /*
- * The argument structs of the kernels in this folder: plain data, shared by the kernels and the host that launches
- * them. Device pointers unless a comment says otherwise. R is the number of token rows (sorted by expert), G the
- * number of experts (groups).
+ * The argument structs of the kernels in this folder: plain data, shared by the kernels and the host that
+ * launches them. Device pointers unless a comment says otherwise. R is the number of token rows (sorted by
+ * expert), G the number of experts (groups).
  */
 #ifndef MM_SM100_ARGUMENTS_H
 #define MM_SM100_ARGUMENTS_H
@@ -17,7 +17,7 @@ struct sm100_record {
 };
 
 struct sm100_gemm_args {
-    struct sm100_tensor_map weights[2];       /* u8 [G, rows, columns / 2]: gate and up, or down and nothing */
+    struct sm100_tensor_map weights[2]; /* u8 [G, rows, columns / 2]: gate and up, or down and nothing */
     struct sm100_tensor_map weight_scales[2]; /* u16 [blocks, 256] */
     struct sm100_tensor_map tokens;           /* u8 [R, columns / 2] */
     struct sm100_tensor_map token_scales;     /* u16 [blocks, 256] */
@@ -31,17 +31,17 @@ struct sm100_gemm_args {
     const float *biases[2];         /* F32 [G, m_rows], added after the global scales; NULL: none */
 
     /* L1: h = SwiGLU, quantized, as the tokens of L2. */
-    uint8_t *h_codes;        /* [R, h_row_bytes] */
-    uint8_t *h_scales;       /* MMA layout */
-    const float *h_globals;  /* [G] */
-    float *l1;               /* [R, 2, m_rows] gate and up before the clamp, for the check; NULL: not written */
+    uint8_t *h_codes;       /* [R, h_row_bytes] */
+    uint8_t *h_scales;      /* MMA layout */
+    const float *h_globals; /* [G] */
+    float *l1; /* [R, 2, m_rows] gate and up before the clamp, for the check; NULL: not written */
     uint32_t h_row_bytes;
     mm_swiglu swiglu;
     uint64_t *saturated_blocks, *nonfinite_blocks; /* counters */
 
     /* L2 and the plain GEMM: one row of m_rows values per token row. */
-    void *output;                 /* BF16, or F32 if output_f32 */
-    const uint32_t *output_rows;  /* [R] where each row goes; NULL: row r to r */
+    void *output;                /* BF16, or F32 if output_f32 */
+    const uint32_t *output_rows; /* [R] where each row goes; NULL: row r to r */
     uint32_t output_f32;
 
     struct sm100_record *record;
@@ -54,19 +54,22 @@ struct sm100_gemm_args {
 #define SM100_COMBINE_THREADS 256u
 
 /* A sum per warp and a count per expert. */
-MM_HD uint32_t sm100_plan_shared_bytes(uint32_t groups) { return 4 * (SM100_PLAN_THREADS / 32 + groups); }
+MM_HD uint32_t sm100_plan_shared_bytes(uint32_t groups) {
+    return 4 * (SM100_PLAN_THREADS / 32 + groups);
+}
 
-/* Which token-slot pair goes to which row: rows sorted by expert, in the order of the batch. One CTA per expert. */
+/* Which token-slot pair goes to which row: rows sorted by expert, in the order of the batch. One CTA per
+ * expert. */
 struct sm100_plan_args {
     const int32_t *ids;         /* [pair_count] expert of each (token, slot), -1: none */
     const int32_t *local_index; /* [expert_count] group of an expert, -1: not loaded here */
     uint32_t pair_count, expert_count, group_count;
-    int32_t *ends;              /* [group_count] */
-    int32_t *pair_row;          /* [pair_count], -1: the pair has no row here */
-    uint32_t *row_pair;         /* [R] */
-    uint32_t *row_scale_row;    /* [R] the row in the padded numbering of the scales */
-    const float *pair_weights;  /* [pair_count], or NULL */
-    float *row_weights;         /* [R], or NULL */
+    int32_t *ends;             /* [group_count] */
+    int32_t *pair_row;         /* [pair_count], -1: the pair has no row here */
+    uint32_t *row_pair;        /* [R] */
+    uint32_t *row_scale_row;   /* [R] the row in the padded numbering of the scales */
+    const float *pair_weights; /* [pair_count], or NULL */
+    float *row_weights;        /* [R], or NULL */
     uint64_t *skipped_slots, *bad_slots, *expert_tokens; /* counters; expert_tokens [expert_count] */
 };
 
@@ -81,8 +84,9 @@ struct sm100_stage_args {
     uint32_t row_bytes;
     uint8_t *scales;    /* MMA layout */
     float *row_globals; /* [R] */
-    uint8_t *token_codes, *token_scales; /* [token_count, columns / 2 and / 16] for the check; NULL: not written */
-    float *token_globals;                /* [token_count], with token_codes */
+    uint8_t *token_codes,
+        *token_scales;    /* [token_count, columns / 2 and / 16] for the check; NULL: not written */
+    float *token_globals; /* [token_count], with token_codes */
     uint64_t *saturated_blocks, *nonfinite_blocks;
 };
 

@@ -1,5 +1,5 @@
-// A CTA of the grouped GEMM: the parts of its shared and tensor memory, its barriers, its share of the tiles, and how
-// it begins and ends.
+// A CTA of the grouped GEMM: the parts of its shared and tensor memory, its barriers, its share of the tiles,
+// and how it begins and ends.
 #ifndef MM_SM100_CTA_CUH
 #define MM_SM100_CTA_CUH
 
@@ -10,9 +10,10 @@ static constexpr uint32_t TENSOR_MEMORY_WARP = 2, EPILOGUE_FIRST_WARP = 4, EPILO
 
 // Where the parts of a CTA's shared and tensor memory are, and which tiles are its.
 struct cta {
-    uint32_t base, full, empty, accumulator_full, accumulator_empty, tensor_slot; // addresses in shared memory
-    uint32_t tensor;                                                              // address in tensor memory
-    uint32_t rank;                                                                // in the pair
+    uint32_t base, full, empty, accumulator_full, accumulator_empty,
+        tensor_slot;         // addresses in shared memory
+    uint32_t tensor;         // address in tensor memory
+    uint32_t rank;           // in the pair
     uint32_t worker, stride; // this CTA or pair among all
     struct sm100_schedule schedule;
 };
@@ -54,7 +55,8 @@ template <int name> SM100_DEVICE void cta_open(struct cta &c, uint32_t warp) {
         }
         ptx::fence_mbarrier_init_release_cluster();
     }
-    if (warp == TENSOR_MEMORY_WARP) ptx::tcgen05_alloc<t.cta_group>(c.tensor_slot, sm100_tensor_columns_allocated(t));
+    if (warp == TENSOR_MEMORY_WARP)
+        ptx::tcgen05_alloc<t.cta_group>(c.tensor_slot, sm100_tensor_columns_allocated(t));
     ptx::tcgen05_fence_before_thread_sync();
     cta_sync<t.cta_group>();
     ptx::tcgen05_fence_after_thread_sync();

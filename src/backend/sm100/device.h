@@ -16,10 +16,10 @@
 #if defined(__CUDACC__)
 
 /* SM100_KERNEL(256) void name(SM100_ARGS(struct name_args, args)) { ... args.member ... } */
-#define SM100_KERNEL(threads_max) extern "C" __global__ __launch_bounds__(threads_max, 1)
-#define SM100_ARGS(type, name) const __grid_constant__ type name
-#define SM100_DEVICE static __device__ __forceinline__
-#define SM100_UNROLL _Pragma("unroll") // before loops that index register arrays
+#    define SM100_KERNEL(threads_max) extern "C" __global__ __launch_bounds__(threads_max, 1)
+#    define SM100_ARGS(type, name) const __grid_constant__ type name
+#    define SM100_DEVICE static __device__ __forceinline__
+#    define SM100_UNROLL _Pragma("unroll") // before loops that index register arrays
 
 /* The address of the first byte of dynamic shared memory. Kernels have no static shared memory, so the
  * hardware puts it at a multiple of 1024, which is what 128-byte swizzles need. */
@@ -33,13 +33,13 @@ SM100_DEVICE void shared_name(uint32_t, const char *, uint32_t) {}
 
 #elif defined(MEGAMOE_SM100_MODEL)
 
-#define SM100_KERNEL(threads_max) extern "C"
-#define SM100_ARGS(type, name) const type &name
-#define SM100_DEVICE static inline
-#define SM100_UNROLL
+#    define SM100_KERNEL(threads_max) extern "C"
+#    define SM100_ARGS(type, name) const type &name
+#    define SM100_DEVICE static inline
+#    define SM100_UNROLL
 
 #else
-#error "Compile this with nvcc, or for the functional model with MEGAMOE_SM100_MODEL defined."
+#    error "Compile this with nvcc, or for the functional model with MEGAMOE_SM100_MODEL defined."
 #endif
 
 #include "ptx.cuh"

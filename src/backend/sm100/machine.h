@@ -1,6 +1,7 @@
 /*
- * What this backend asks of the machine below it: memory, copies, tensor maps, launches. The driver fills this table
- * for a GPU (backend/cuda), tests/backend/sm100 fills it with the functional model; everything above is the same code.
+ * What this backend asks of the machine below it: memory, copies, tensor maps, launches. The driver fills
+ * this table for a GPU (backend/cuda), tests/backend/sm100 fills it with the functional model; everything
+ * above is the same code.
  */
 #ifndef MM_SM100_MACHINE_H
 #define MM_SM100_MACHINE_H
@@ -31,7 +32,8 @@ struct sm100_launch {
     size_t args_bytes;
 };
 
-/* A tensor map: elements of element_bytes (1 or 2), innermost first; strides[i] is of dimension i + 1, in bytes. */
+/* A tensor map: elements of element_bytes (1 or 2), innermost first; strides[i] is of dimension i + 1, in
+ * bytes. */
 struct sm100_map {
     const void *base;
     uint32_t element_bytes, rank;

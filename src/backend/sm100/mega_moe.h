@@ -1,11 +1,13 @@
 /*
- * The layer in the steps that engines know by name, as C calls over a machine (machine.h). Five launches, all on the
- * caller's stream, nothing read back, nothing allocated after mm_mega_moe_open: a CUDA graph can hold them.
+ * The layer in the steps that engines know by name, as C calls over a machine (machine.h). Five launches, all
+ * on the caller's stream, nothing read back, nothing allocated after mm_mega_moe_open: a CUDA graph can hold
+ * them.
  *
  *     transform weights (at load, on the host)
  *     stage activation (plan + stage) -> L1 (gate, up, SwiGLU, NVFP4) -> L2 (down) -> combine
  *
- * Definitions: docs/numerics.md, nvfp4 activations. G: experts loaded here; E: experts of the model; K: slots.
+ * Definitions: docs/numerics.md, nvfp4 activations. G: experts loaded here; E: experts of the model; K:
+ * slots.
  */
 #ifndef MM_SM100_MEGA_MOE_H
 #define MM_SM100_MEGA_MOE_H
@@ -29,18 +31,18 @@ struct mm_mega_moe_shape {
     uint32_t hidden, intermediate, expert_count, slots, max_tokens;
     mm_swiglu swiglu;
     bool routing_weight_before;
-    float input_global; /* of every token; 0: each token's own amax / 2688 */
-    uint32_t sm_budget; /* multiprocessors to use; 0: all */
+    float input_global;  /* of every token; 0: each token's own amax / 2688 */
+    uint32_t sm_budget;  /* multiprocessors to use; 0: all */
     uint64_t timeout_ns; /* of one wait inside a kernel */
 };
 
 /* One run. Device pointers; those below the line are for the check and may be NULL. */
 struct mm_mega_moe_batch {
-    const void *hidden; /* [token_count, hidden] BF16, or F32 */
-    const int32_t *expert_ids;    /* [token_count, K] */
-    const float *expert_weights;  /* [token_count, K] */
-    const float *shared;          /* F32 [token_count, hidden], added at the end; NULL: none */
-    uint16_t *output;             /* BF16 [token_count, hidden] */
+    const void *hidden;          /* [token_count, hidden] BF16, or F32 */
+    const int32_t *expert_ids;   /* [token_count, K] */
+    const float *expert_weights; /* [token_count, K] */
+    const float *shared;         /* F32 [token_count, hidden], added at the end; NULL: none */
+    uint16_t *output;            /* BF16 [token_count, hidden] */
     uint32_t token_count;
     bool hidden_f32;
     /* ---- */
@@ -78,13 +80,14 @@ extern "C" {
 #endif
 
 /*
- * transform_nvfp4_weights_for_mega_moe: experts as they lie in host memory to the operands of the kernels in device
- * memory: codes, scales in MMA layout, and the fp32 globals (the "alphas") of gate, up and down, not folded into
- * anything. Transient memory: one matrix. static_intermediate: h_globals from the experts, else 1. A loss is for the
- * caller to report or refuse. On failure nothing stays allocated.
+ * transform_nvfp4_weights_for_mega_moe: experts as they lie in host memory to the operands of the kernels in
+ * device memory: codes, scales in MMA layout, and the fp32 globals (the "alphas") of gate, up and down, not
+ * folded into anything. Transient memory: one matrix. static_intermediate: h_globals from the experts,
+ * else 1. A loss is for the caller to report or refuse. On failure nothing stays allocated.
  */
-megamoe_status mm_transform_nvfp4_weights_for_mega_moe(const struct sm100_machine *machine, const mm_expert *experts,
-                                                       uint32_t expert_count, bool static_intermediate,
+megamoe_status mm_transform_nvfp4_weights_for_mega_moe(const struct sm100_machine *machine,
+                                                       const mm_expert *experts, uint32_t expert_count,
+                                                       bool static_intermediate,
                                                        struct mm_mega_moe_weights *weights,
                                                        struct mm_mega_moe_loss *loss);
 void mm_mega_moe_weights_free(const struct sm100_machine *machine, struct mm_mega_moe_weights *weights);
@@ -96,16 +99,20 @@ megamoe_status mm_mega_moe_open(const struct sm100_machine *machine, const struc
 void mm_mega_moe_close(struct mm_mega_moe *moe);
 
 /* stage_activation: the plan of the batch, then each token quantized once and written to each of its rows. */
-megamoe_status mm_stage_activation(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream);
+megamoe_status mm_stage_activation(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
+                                   void *stream);
 /* nvfp4_mega_moe_l1: gate and up, clamp, SwiGLU, NVFP4: from the staged rows to h in scratch. */
-megamoe_status mm_nvfp4_mega_moe_l1(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream);
+megamoe_status mm_nvfp4_mega_moe_l1(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
+                                    void *stream);
 /* nvfp4_mega_moe_l2: down, one row per (token, slot): BF16 to `partials`, or F32 if partials_f32. */
-megamoe_status mm_nvfp4_mega_moe_l2(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *partials,
-                                    bool partials_f32, void *stream);
+megamoe_status mm_nvfp4_mega_moe_l2(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
+                                    void *partials, bool partials_f32, void *stream);
 /* The partials of each token in the order of its slots. */
-megamoe_status mm_mega_moe_combine(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream);
+megamoe_status mm_mega_moe_combine(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
+                                   void *stream);
 /* nvfp4_mega_moe_full: the four above. */
-megamoe_status mm_nvfp4_mega_moe_full(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream);
+megamoe_status mm_nvfp4_mega_moe_full(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
+                                      void *stream);
 
 /* Waits for the machine; DEVICE_ERROR with the decoded record if a kernel gave up waiting. */
 megamoe_status mm_mega_moe_check(struct mm_mega_moe *moe);

@@ -20,7 +20,8 @@ static void write_nvfp4_scales(const mm_matrix *matrix, uint8_t *scales) {
     uint32_t blocks = sm100_blocks_along_k(matrix->columns), groups = matrix->columns / 16;
     for (uint32_t row = 0; row < matrix->rows; row++)
         for (uint32_t group = 0; group < groups; group++)
-            scales[sm100_scale_offset(row, group, blocks)] = matrix->scales[row * matrix->scale_row_bytes + group];
+            scales[sm100_scale_offset(row, group, blocks)] =
+                matrix->scales[row * matrix->scale_row_bytes + group];
 }
 
 static bool is_zero_block(const uint8_t *codes) {
@@ -65,10 +66,12 @@ static uint64_t round_block(uint8_t *codes, unsigned octaves) {
     return changed;
 }
 
-/* Each 32 under one E8M0 scale become two 16 under the same E4M3 power of two; codes are already at their place. */
+/* Each 32 under one E8M0 scale become two 16 under the same E4M3 power of two; codes are already at their
+ * place. */
 static void convert_mxfp4(const mm_matrix *matrix, uint8_t *codes, uint8_t *scales, float *global,
                           struct sm100_loss *loss) {
-    uint32_t row_bytes = sm100_code_row_bytes(matrix->columns), blocks_along_k = sm100_blocks_along_k(matrix->columns);
+    uint32_t row_bytes = sm100_code_row_bytes(matrix->columns),
+             blocks_along_k = sm100_blocks_along_k(matrix->columns);
     int largest = (int)largest_exponent(matrix, &loss->octaves) - E8M0_BIAS;
     *global = ldexpf(1.0f, largest - POWER_MAX);
     for (uint32_t row = 0; row < matrix->rows; row++)
@@ -94,10 +97,12 @@ megamoe_status mm_sm100_matrix_write(const mm_matrix *matrix, uint8_t *codes, ui
                                      struct sm100_loss *loss) {
     uint32_t block = matrix->format == MM_MXFP4 ? 32 : 16;
     if (matrix->format != MM_NVFP4 && matrix->format != MM_MXFP4)
-        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL, "a matrix is %s; the sm100 kernels take nvfp4, or mxfp4 to convert",
+        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL,
+                       "a matrix is %s; the sm100 kernels take nvfp4, or mxfp4 to convert",
                        mm_format_name(matrix->format));
     if (matrix->columns % block)
-        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL, "a matrix has %u columns, not a multiple of the %u that share a scale",
+        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL,
+                       "a matrix has %u columns, not a multiple of the %u that share a scale",
                        matrix->columns, block);
     *loss = (struct sm100_loss){0};
     write_codes(matrix, codes);

@@ -1,6 +1,6 @@
-// The plan on the device: which row of the sorted tokens each (token, slot) pair gets. A stable counting sort by
-// expert, one CTA per loaded expert, no communication between CTAs: each counts every expert's pairs for itself, which
-// for the 49,152 ids of an 8,192-token batch costs it 192 reads per thread.
+// The plan on the device: which row of the sorted tokens each (token, slot) pair gets. A stable counting sort
+// by expert, one CTA per loaded expert, no communication between CTAs: each counts every expert's pairs for
+// itself, which for the 49,152 ids of an 8,192-token batch costs it 192 reads per thread.
 #include "backend/sm100/device.h"
 #include "backend/sm100/arguments.h"
 #include "backend/sm100/layout.h"
@@ -8,8 +8,12 @@
 static constexpr uint32_t PLAN_THREADS = SM100_PLAN_THREADS, PLAN_WARPS = PLAN_THREADS / 32;
 
 // Shared memory: the sums of the warps, then a count per expert.
-SM100_DEVICE uint32_t warp_sums(void) { return shared_base(); }
-SM100_DEVICE uint32_t counts(void) { return shared_base() + 4 * PLAN_WARPS; }
+SM100_DEVICE uint32_t warp_sums(void) {
+    return shared_base();
+}
+SM100_DEVICE uint32_t counts(void) {
+    return shared_base() + 4 * PLAN_WARPS;
+}
 
 // The group of a pair, -1: none here.
 SM100_DEVICE int32_t pair_group(const struct sm100_plan_args &args, uint32_t pair) {
@@ -18,7 +22,8 @@ SM100_DEVICE int32_t pair_group(const struct sm100_plan_args &args, uint32_t pai
 }
 
 SM100_DEVICE void count_pairs(const struct sm100_plan_args &args) {
-    for (uint32_t i = ptx::tid_x(); i < args.group_count; i += PLAN_THREADS) ptx::st_shared_u32(counts() + 4 * i, 0);
+    for (uint32_t i = ptx::tid_x(); i < args.group_count; i += PLAN_THREADS)
+        ptx::st_shared_u32(counts() + 4 * i, 0);
     ptx::bar_sync(0, PLAN_THREADS);
     for (uint32_t pair = ptx::tid_x(); pair < args.pair_count; pair += PLAN_THREADS) {
         const int32_t group = pair_group(args, pair);
@@ -63,7 +68,8 @@ SM100_DEVICE void place_pairs(const struct sm100_plan_args &args, uint32_t group
         ptx::st_global_u32(args.pair_row + pair, first_row + rank);
         ptx::st_global_u32(args.row_pair + first_row + rank, pair);
         ptx::st_global_u32(args.row_scale_row + first_row + rank, first_scale_row + rank);
-        if (args.row_weights) ptx::st_global_f32(args.row_weights + first_row + rank, args.pair_weights[pair]);
+        if (args.row_weights)
+            ptx::st_global_f32(args.row_weights + first_row + rank, args.pair_weights[pair]);
     }
 }
 

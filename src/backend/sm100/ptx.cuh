@@ -15,21 +15,21 @@
 #include "device.h"
 
 #if !defined(__CUDACC__)
-#include "sm100_model_ptx.h"
+#    include "sm100_model_ptx.h"
 #else
 
 namespace ptx {
 
-#define PTX_FN static __device__ __forceinline__
+#    define PTX_FN static __device__ __forceinline__
 
 // ---- Special registers (chapter 10). ----------------------------------------------------------------------
 
-#define PTX_SPECIAL_REGISTER(name, reg)                                                                      \
-    PTX_FN uint32_t name(void) {                                                                             \
-        uint32_t d;                                                                                          \
-        asm volatile("mov.u32 %0, %%" reg ";" : "=r"(d));                                                    \
-        return d;                                                                                            \
-    }
+#    define PTX_SPECIAL_REGISTER(name, reg)                                                                            \
+        PTX_FN uint32_t name(void) {                                                                                   \
+            uint32_t d;                                                                                                \
+            asm volatile("mov.u32 %0, %%" reg ";" : "=r"(d));                                                          \
+            return d;                                                                                                  \
+        }
 PTX_SPECIAL_REGISTER(tid_x, "tid.x")
 PTX_SPECIAL_REGISTER(ntid_x, "ntid.x")
 PTX_SPECIAL_REGISTER(ctaid_x, "ctaid.x")
@@ -40,7 +40,7 @@ PTX_SPECIAL_REGISTER(clusterid_x, "clusterid.x")
 PTX_SPECIAL_REGISTER(nclusterid_x, "nclusterid.x")
 PTX_SPECIAL_REGISTER(cluster_ctarank, "cluster_ctarank")
 PTX_SPECIAL_REGISTER(cluster_nctarank, "cluster_nctarank")
-#undef PTX_SPECIAL_REGISTER
+#    undef PTX_SPECIAL_REGISTER
 
 // Nanoseconds since an arbitrary start. Its resolution may be as coarse as a microsecond.
 PTX_FN uint64_t globaltimer(void) {
@@ -59,7 +59,9 @@ PTX_FN uint32_t elect_sync(uint32_t membermask) {
 }
 
 // 9.7.13 bar.sync a, b: barrier a (0..15) for b threads (a multiple of 32).
-PTX_FN void bar_sync(uint32_t a, uint32_t b) { asm volatile("bar.sync %0, %1;" ::"r"(a), "r"(b) : "memory"); }
+PTX_FN void bar_sync(uint32_t a, uint32_t b) {
+    asm volatile("bar.sync %0, %1;" ::"r"(a), "r"(b) : "memory");
+}
 
 // 9.7.13 bar.arrive a, b: counts in, does not wait.
 PTX_FN void bar_arrive(uint32_t a, uint32_t b) {
@@ -72,20 +74,20 @@ PTX_FN void bar_warp_sync(uint32_t membermask) {
 }
 
 // 9.7.9 shfl.sync with the whole warp as segment (c = 0x1f, or 0 for up).
-#define PTX_SHFL(mode, c)                                                                                    \
-    PTX_FN uint32_t shfl_sync_##mode(uint32_t a, uint32_t b, uint32_t membermask) {                          \
-        uint32_t d;                                                                                          \
-        asm volatile("shfl.sync." #mode ".b32 %0, %1, %2, " c ", %3;"                                        \
-                     : "=r"(d)                                                                               \
-                     : "r"(a), "r"(b), "r"(membermask)                                                       \
-                     : "memory");                                                                            \
-        return d;                                                                                            \
-    }
+#    define PTX_SHFL(mode, c)                                                                                          \
+        PTX_FN uint32_t shfl_sync_##mode(uint32_t a, uint32_t b, uint32_t membermask) {                                \
+            uint32_t d;                                                                                                \
+            asm volatile("shfl.sync." #mode ".b32 %0, %1, %2, " c ", %3;"                                              \
+                         : "=r"(d)                                                                                     \
+                         : "r"(a), "r"(b), "r"(membermask)                                                             \
+                         : "memory");                                                                                  \
+            return d;                                                                                                  \
+        }
 PTX_SHFL(idx, "0x1f")
 PTX_SHFL(bfly, "0x1f")
 PTX_SHFL(down, "0x1f")
 PTX_SHFL(up, "0")
-#undef PTX_SHFL
+#    undef PTX_SHFL
 
 // 9.7.13 vote.sync.ballot.
 PTX_FN uint32_t vote_sync_ballot(uint32_t a, uint32_t membermask) {
@@ -98,17 +100,17 @@ PTX_FN uint32_t vote_sync_ballot(uint32_t a, uint32_t membermask) {
 }
 
 // 9.7.13 redux.sync on 32-bit unsigned integers.
-#define PTX_REDUX(op, type)                                                                                  \
-    PTX_FN uint32_t redux_sync_##op(uint32_t src, uint32_t membermask) {                                     \
-        uint32_t dst;                                                                                        \
-        asm volatile("redux.sync." #op "." type " %0, %1, %2;" : "=r"(dst) : "r"(src), "r"(membermask));    \
-        return dst;                                                                                          \
-    }
+#    define PTX_REDUX(op, type)                                                                                        \
+        PTX_FN uint32_t redux_sync_##op(uint32_t src, uint32_t membermask) {                                           \
+            uint32_t dst;                                                                                              \
+            asm volatile("redux.sync." #op "." type " %0, %1, %2;" : "=r"(dst) : "r"(src), "r"(membermask));           \
+            return dst;                                                                                                \
+        }
 PTX_REDUX(add, "u32")
 PTX_REDUX(min, "u32")
 PTX_REDUX(max, "u32")
 PTX_REDUX(or, "b32")
-#undef PTX_REDUX
+#    undef PTX_REDUX
 
 // 9.7.19 setmaxnreg: whole warpgroup, imm_reg_count 24..256 in steps of 8.
 template <int imm_reg_count> PTX_FN void setmaxnreg_inc(void) {
@@ -119,14 +121,20 @@ template <int imm_reg_count> PTX_FN void setmaxnreg_dec(void) {
 }
 
 // 9.7.13 griddepcontrol: wait blocks until the grids before this one have finished and flushed.
-PTX_FN void griddepcontrol_wait(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+PTX_FN void griddepcontrol_wait(void) {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 PTX_FN void griddepcontrol_launch_dependents(void) {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 // 9.7.19 nanosleep and trap.
-PTX_FN void nanosleep(uint32_t t) { asm volatile("nanosleep.u32 %0;" ::"r"(t) : "memory"); }
-PTX_FN void trap(void) { asm volatile("trap;" ::: "memory"); }
+PTX_FN void nanosleep(uint32_t t) {
+    asm volatile("nanosleep.u32 %0;" ::"r"(t) : "memory");
+}
+PTX_FN void trap(void) {
+    asm volatile("trap;" ::: "memory");
+}
 
 // ---- Clusters. --------------------------------------------------------------------------------------------
 
@@ -137,7 +145,9 @@ PTX_FN void barrier_cluster_arrive(void) {
 PTX_FN void barrier_cluster_arrive_relaxed(void) {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
-PTX_FN void barrier_cluster_wait(void) { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+PTX_FN void barrier_cluster_wait(void) {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 
 // 9.7.9 mapa: the address, in CTA b of the cluster, of what lies at a in this CTA.
 PTX_FN uint32_t mapa_shared_cluster(uint32_t a, uint32_t b) {
@@ -148,16 +158,30 @@ PTX_FN uint32_t mapa_shared_cluster(uint32_t a, uint32_t b) {
 
 // ---- Fences (9.7.13). -------------------------------------------------------------------------------------
 
-PTX_FN void fence_acq_rel_cta(void) { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
-PTX_FN void fence_acq_rel_cluster(void) { asm volatile("fence.acq_rel.cluster;" ::: "memory"); }
-PTX_FN void fence_acq_rel_gpu(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-PTX_FN void fence_acq_rel_sys(void) { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+PTX_FN void fence_acq_rel_cta(void) {
+    asm volatile("fence.acq_rel.cta;" ::: "memory");
+}
+PTX_FN void fence_acq_rel_cluster(void) {
+    asm volatile("fence.acq_rel.cluster;" ::: "memory");
+}
+PTX_FN void fence_acq_rel_gpu(void) {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+PTX_FN void fence_acq_rel_sys(void) {
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
 
 // Between ordinary stores and an asynchronous read or write (TMA, tcgen05) of the same bytes: executed by each
 // storing thread before it signals.
-PTX_FN void fence_proxy_async(void) { asm volatile("fence.proxy.async;" ::: "memory"); }
-PTX_FN void fence_proxy_async_shared_cta(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-PTX_FN void fence_proxy_async_global(void) { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+PTX_FN void fence_proxy_async(void) {
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+PTX_FN void fence_proxy_async_shared_cta(void) {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+PTX_FN void fence_proxy_async_global(void) {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
 
 // After mbarrier_init, before the barrier that lets other threads and engines use the mbarrier.
 PTX_FN void fence_mbarrier_init_release_cluster(void) {
@@ -190,8 +214,7 @@ PTX_FN void mbarrier_arrive_release_cluster(uint32_t addr) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(addr) : "memory");
 }
 PTX_FN void mbarrier_arrive_expect_tx_release_cluster(uint32_t addr, uint32_t tx_count) {
-    asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(addr),
-                 "r"(tx_count)
+    asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(addr), "r"(tx_count)
                  : "memory");
 }
 // True once the phase with this parity has completed. May return false early: call it in a loop.
@@ -233,52 +256,52 @@ struct alignas(16) u32x4 {
 };
 
 // name(a): ld.<spelling>.<type> d, [a].
-#define PTX_LD(name, spelling, addr_type, addr_code, d_type, d_code)                                         \
-    PTX_FN d_type name(addr_type a) {                                                                        \
-        d_type d;                                                                                            \
-        asm volatile("ld." spelling " %0, [%1];" : "=" d_code(d) : addr_code(a) : "memory");                 \
-        return d;                                                                                            \
-    }
-#define PTX_LD_BYTE(name, spelling, addr_type, addr_code)                                                    \
-    PTX_FN uint8_t name(addr_type a) {                                                                       \
-        uint32_t d;                                                                                          \
-        asm volatile("ld." spelling " %0, [%1];" : "=r"(d) : addr_code(a) : "memory");                       \
-        return (uint8_t)d;                                                                                   \
-    }
-#define PTX_LD_V2(name, spelling, addr_type, addr_code)                                                      \
-    PTX_FN u32x2 name(addr_type a) {                                                                         \
-        u32x2 d;                                                                                             \
-        asm volatile("ld." spelling " {%0, %1}, [%2];" : "=r"(d.x), "=r"(d.y) : addr_code(a) : "memory");    \
-        return d;                                                                                            \
-    }
-#define PTX_LD_V4(name, spelling, addr_type, addr_code)                                                      \
-    PTX_FN u32x4 name(addr_type a) {                                                                         \
-        u32x4 d;                                                                                             \
-        asm volatile("ld." spelling " {%0, %1, %2, %3}, [%4];"                                               \
-                     : "=r"(d.x), "=r"(d.y), "=r"(d.z), "=r"(d.w)                                            \
-                     : addr_code(a)                                                                          \
-                     : "memory");                                                                            \
-        return d;                                                                                            \
-    }
+#    define PTX_LD(name, spelling, addr_type, addr_code, d_type, d_code)                                               \
+        PTX_FN d_type name(addr_type a) {                                                                              \
+            d_type d;                                                                                                  \
+            asm volatile("ld." spelling " %0, [%1];" : "=" d_code(d) : addr_code(a) : "memory");                       \
+            return d;                                                                                                  \
+        }
+#    define PTX_LD_BYTE(name, spelling, addr_type, addr_code)                                                          \
+        PTX_FN uint8_t name(addr_type a) {                                                                             \
+            uint32_t d;                                                                                                \
+            asm volatile("ld." spelling " %0, [%1];" : "=r"(d) : addr_code(a) : "memory");                             \
+            return (uint8_t)d;                                                                                         \
+        }
+#    define PTX_LD_V2(name, spelling, addr_type, addr_code)                                                            \
+        PTX_FN u32x2 name(addr_type a) {                                                                               \
+            u32x2 d;                                                                                                   \
+            asm volatile("ld." spelling " {%0, %1}, [%2];" : "=r"(d.x), "=r"(d.y) : addr_code(a) : "memory");          \
+            return d;                                                                                                  \
+        }
+#    define PTX_LD_V4(name, spelling, addr_type, addr_code)                                                            \
+        PTX_FN u32x4 name(addr_type a) {                                                                               \
+            u32x4 d;                                                                                                   \
+            asm volatile("ld." spelling " {%0, %1, %2, %3}, [%4];"                                                     \
+                         : "=r"(d.x), "=r"(d.y), "=r"(d.z), "=r"(d.w)                                                  \
+                         : addr_code(a)                                                                                \
+                         : "memory");                                                                                  \
+            return d;                                                                                                  \
+        }
 // name(a, b): st.<spelling>.<type> [a], b.
-#define PTX_ST(name, spelling, addr_type, addr_code, b_type, b_code)                                         \
-    PTX_FN void name(addr_type a, b_type b) {                                                                \
-        asm volatile("st." spelling " [%0], %1;" ::addr_code(a), b_code(b) : "memory");                      \
-    }
-#define PTX_ST_BYTE(name, spelling, addr_type, addr_code)                                                    \
-    PTX_FN void name(addr_type a, uint8_t b) {                                                               \
-        asm volatile("st." spelling " [%0], %1;" ::addr_code(a), "r"((uint32_t)b) : "memory");               \
-    }
-#define PTX_ST_V2(name, spelling, addr_type, addr_code)                                                      \
-    PTX_FN void name(addr_type a, u32x2 b) {                                                                 \
-        asm volatile("st." spelling " [%0], {%1, %2};" ::addr_code(a), "r"(b.x), "r"(b.y) : "memory");       \
-    }
-#define PTX_ST_V4(name, spelling, addr_type, addr_code)                                                      \
-    PTX_FN void name(addr_type a, u32x4 b) {                                                                 \
-        asm volatile("st." spelling " [%0], {%1, %2, %3, %4};" ::addr_code(a), "r"(b.x), "r"(b.y), "r"(b.z), \
-                     "r"(b.w)                                                                                \
-                     : "memory");                                                                            \
-    }
+#    define PTX_ST(name, spelling, addr_type, addr_code, b_type, b_code)                                               \
+        PTX_FN void name(addr_type a, b_type b) {                                                                      \
+            asm volatile("st." spelling " [%0], %1;" ::addr_code(a), b_code(b) : "memory");                            \
+        }
+#    define PTX_ST_BYTE(name, spelling, addr_type, addr_code)                                                          \
+        PTX_FN void name(addr_type a, uint8_t b) {                                                                     \
+            asm volatile("st." spelling " [%0], %1;" ::addr_code(a), "r"((uint32_t)b) : "memory");                     \
+        }
+#    define PTX_ST_V2(name, spelling, addr_type, addr_code)                                                            \
+        PTX_FN void name(addr_type a, u32x2 b) {                                                                       \
+            asm volatile("st." spelling " [%0], {%1, %2};" ::addr_code(a), "r"(b.x), "r"(b.y) : "memory");             \
+        }
+#    define PTX_ST_V4(name, spelling, addr_type, addr_code)                                                            \
+        PTX_FN void name(addr_type a, u32x4 b) {                                                                       \
+            asm volatile("st." spelling " [%0], {%1, %2, %3, %4};" ::addr_code(a), "r"(b.x), "r"(b.y), "r"(b.z),       \
+                         "r"(b.w)                                                                                      \
+                         : "memory");                                                                                  \
+        }
 
 // Shared memory of this CTA.
 PTX_LD_BYTE(ld_shared_u8, "shared.u8", uint32_t, "r")
@@ -334,34 +357,36 @@ PTX_ST(st_release_gpu_u32, "release.gpu.global.u32", void *, "l", uint32_t, "r")
 PTX_ST(st_release_gpu_u64, "release.gpu.global.u64", void *, "l", uint64_t, "l")
 PTX_ST(st_release_sys_u32, "release.sys.global.u32", void *, "l", uint32_t, "r")
 PTX_ST(st_release_sys_u64, "release.sys.global.u64", void *, "l", uint64_t, "l")
-#undef PTX_LD
-#undef PTX_LD_BYTE
-#undef PTX_LD_V2
-#undef PTX_LD_V4
-#undef PTX_ST
-#undef PTX_ST_BYTE
-#undef PTX_ST_V2
-#undef PTX_ST_V4
+#    undef PTX_LD
+#    undef PTX_LD_BYTE
+#    undef PTX_LD_V2
+#    undef PTX_LD_V4
+#    undef PTX_ST
+#    undef PTX_ST_BYTE
+#    undef PTX_ST_V2
+#    undef PTX_ST_V4
 
 // ---- Atomics (9.7.13 red, atom). --------------------------------------------------------------------------
 
-#define PTX_RED(name, spelling, type, code)                                                                  \
-    PTX_FN void name(void *a, type b) { asm volatile("red." spelling " [%0], %1;" ::"l"(a), code(b) : "memory"); }
+#    define PTX_RED(name, spelling, type, code)                                                                        \
+        PTX_FN void name(void *a, type b) {                                                                            \
+            asm volatile("red." spelling " [%0], %1;" ::"l"(a), code(b) : "memory");                                   \
+        }
 PTX_RED(red_relaxed_gpu_add_u32, "relaxed.gpu.global.add.u32", uint32_t, "r")
 PTX_RED(red_release_gpu_add_u32, "release.gpu.global.add.u32", uint32_t, "r")
 PTX_RED(red_release_gpu_add_u64, "release.gpu.global.add.u64", uint64_t, "l")
 PTX_RED(red_release_sys_add_u32, "release.sys.global.add.u32", uint32_t, "r")
 PTX_RED(red_release_sys_add_u64, "release.sys.global.add.u64", uint64_t, "l")
 PTX_RED(red_release_gpu_or_b32, "release.gpu.global.or.b32", uint32_t, "r")
-#undef PTX_RED
+#    undef PTX_RED
 
 // All return the old value.
-#define PTX_ATOM(name, spelling, addr_type, addr_code, type, code)                                           \
-    PTX_FN type name(addr_type a, type b) {                                                                  \
-        type d;                                                                                              \
-        asm volatile("atom." spelling " %0, [%1], %2;" : "=" code(d) : addr_code(a), code(b) : "memory");    \
-        return d;                                                                                            \
-    }
+#    define PTX_ATOM(name, spelling, addr_type, addr_code, type, code)                                                 \
+        PTX_FN type name(addr_type a, type b) {                                                                        \
+            type d;                                                                                                    \
+            asm volatile("atom." spelling " %0, [%1], %2;" : "=" code(d) : addr_code(a), code(b) : "memory");          \
+            return d;                                                                                                  \
+        }
 PTX_ATOM(atom_shared_add_u32, "relaxed.cta.shared::cta.add.u32", uint32_t, "r", uint32_t, "r")
 PTX_ATOM(atom_relaxed_gpu_add_u32, "relaxed.gpu.global.add.u32", void *, "l", uint32_t, "r")
 PTX_ATOM(atom_relaxed_gpu_add_u64, "relaxed.gpu.global.add.u64", void *, "l", uint64_t, "l")
@@ -370,7 +395,7 @@ PTX_ATOM(atom_acq_rel_gpu_add_u64, "acq_rel.gpu.global.add.u64", void *, "l", ui
 PTX_ATOM(atom_acq_rel_sys_add_u32, "acq_rel.sys.global.add.u32", void *, "l", uint32_t, "r")
 PTX_ATOM(atom_acq_rel_sys_add_u64, "acq_rel.sys.global.add.u64", void *, "l", uint64_t, "l")
 PTX_ATOM(atom_relaxed_gpu_exch_b32, "relaxed.gpu.global.exch.b32", void *, "l", uint32_t, "r")
-#undef PTX_ATOM
+#    undef PTX_ATOM
 
 // d = *a; if (d == b) *a = c.
 PTX_FN uint32_t atom_acq_rel_gpu_cas_b32(void *a, uint32_t b, uint32_t c) {
@@ -382,10 +407,10 @@ PTX_FN uint32_t atom_acq_rel_gpu_cas_b32(void *a, uint32_t b, uint32_t c) {
 // ---- Bulk copies (9.7.9.25.4). Sizes and addresses are multiples of 16 bytes. ------------------------------
 
 PTX_FN void cp_async_bulk_shared_cluster_global(uint32_t dstMem, const void *srcMem, uint32_t size, uint32_t mbar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     dstMem),
-                 "l"(srcMem), "r"(size), "r"(mbar)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dstMem),
+        "l"(srcMem), "r"(size), "r"(mbar)
+        : "memory");
 }
 // To the same offset, with a signal to the same offset, in each CTA of ctaMask.
 PTX_FN void cp_async_bulk_shared_cluster_global_multicast(uint32_t dstMem, const void *srcMem, uint32_t size,
@@ -395,12 +420,11 @@ PTX_FN void cp_async_bulk_shared_cluster_global_multicast(uint32_t dstMem, const
                  "l"(srcMem), "r"(size), "r"(mbar), "h"(ctaMask)
                  : "memory");
 }
-PTX_FN void cp_async_bulk_shared_cluster_shared_cta(uint32_t dstMem, uint32_t srcMem, uint32_t size,
-                                                    uint32_t mbar) {
-    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     dstMem),
-                 "r"(srcMem), "r"(size), "r"(mbar)
-                 : "memory");
+PTX_FN void cp_async_bulk_shared_cluster_shared_cta(uint32_t dstMem, uint32_t srcMem, uint32_t size, uint32_t mbar) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dstMem),
+        "r"(srcMem), "r"(size), "r"(mbar)
+        : "memory");
 }
 PTX_FN void cp_async_bulk_global_shared_cta(void *dstMem, uint32_t srcMem, uint32_t size) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dstMem), "r"(srcMem), "r"(size)
@@ -409,7 +433,9 @@ PTX_FN void cp_async_bulk_global_shared_cta(void *dstMem, uint32_t srcMem, uint3
 PTX_FN void cp_async_bulk_prefetch_L2_global(const void *srcMem, uint32_t size) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(srcMem), "r"(size) : "memory");
 }
-PTX_FN void cp_async_bulk_commit_group(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+PTX_FN void cp_async_bulk_commit_group(void) {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
 // At most N of this thread's latest groups are still running afterwards.
 template <int N> PTX_FN void cp_async_bulk_wait_group(void) {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
@@ -427,46 +453,44 @@ PTX_FN void prefetch_tensormap(const struct sm100_tensor_map *a) {
 
 // Loads: <dim>d(dstMem, tensorMap, coordinates, mbar, cache_policy). The .cta_group::2 form may signal an mbarrier
 // of the other CTA of the pair; the multicast forms write to, and signal, the same offsets in each CTA of ctaMask.
-#define PTX_TENSOR_LOAD(suffix, qualifier)                                                                   \
-    PTX_FN void cp_async_bulk_tensor_2d##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap,   \
-                                                int32_t c0, int32_t c1, uint32_t mbar,                       \
-                                                uint64_t cache_policy) {                                     \
-        asm volatile("cp.async.bulk.tensor.2d" qualifier ".shared::cluster.global"                           \
-                     ".mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(   \
-                         dstMem),                                                                            \
-                     "l"(tensorMap), "r"(mbar), "r"(c0), "r"(c1), "l"(cache_policy)                          \
-                     : "memory");                                                                            \
-    }                                                                                                        \
-    PTX_FN void cp_async_bulk_tensor_3d##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap,   \
-                                                int32_t c0, int32_t c1, int32_t c2, uint32_t mbar,           \
-                                                uint64_t cache_policy) {                                     \
-        asm volatile("cp.async.bulk.tensor.3d" qualifier ".shared::cluster.global"                           \
-                     ".mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::   \
-                         "r"(dstMem),                                                                        \
-                     "l"(tensorMap), "r"(mbar), "r"(c0), "r"(c1), "r"(c2), "l"(cache_policy)                 \
-                     : "memory");                                                                            \
-    }                                                                                                        \
-    PTX_FN void cp_async_bulk_tensor_2d_multicast##suffix(                                                   \
-        uint32_t dstMem, const struct sm100_tensor_map *tensorMap, int32_t c0, int32_t c1, uint32_t mbar,    \
-        uint16_t ctaMask, uint64_t cache_policy) {                                                           \
-        asm volatile("cp.async.bulk.tensor.2d" qualifier ".shared::cluster.global"                           \
-                     ".mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"                       \
-                     " [%0], [%1, {%4, %5}], [%2], %3, %6;" ::"r"(dstMem),                                   \
-                     "l"(tensorMap), "r"(mbar), "h"(ctaMask), "r"(c0), "r"(c1), "l"(cache_policy)            \
-                     : "memory");                                                                            \
-    }                                                                                                        \
-    PTX_FN void cp_async_bulk_tensor_3d_multicast##suffix(                                                   \
-        uint32_t dstMem, const struct sm100_tensor_map *tensorMap, int32_t c0, int32_t c1, int32_t c2,       \
-        uint32_t mbar, uint16_t ctaMask, uint64_t cache_policy) {                                            \
-        asm volatile("cp.async.bulk.tensor.3d" qualifier ".shared::cluster.global"                           \
-                     ".mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"                       \
-                     " [%0], [%1, {%4, %5, %6}], [%2], %3, %7;" ::"r"(dstMem),                               \
-                     "l"(tensorMap), "r"(mbar), "h"(ctaMask), "r"(c0), "r"(c1), "r"(c2), "l"(cache_policy)   \
-                     : "memory");                                                                            \
-    }
+#    define PTX_TENSOR_LOAD(suffix, qualifier)                                                                         \
+        PTX_FN void cp_async_bulk_tensor_2d##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap,         \
+                                                    int32_t c0, int32_t c1, uint32_t mbar, uint64_t cache_policy) {    \
+            asm volatile("cp.async.bulk.tensor.2d" qualifier ".shared::cluster.global"                                 \
+                         ".mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dstMem), \
+                         "l"(tensorMap), "r"(mbar), "r"(c0), "r"(c1), "l"(cache_policy)                                \
+                         : "memory");                                                                                  \
+        }                                                                                                              \
+        PTX_FN void cp_async_bulk_tensor_3d##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap,         \
+                                                    int32_t c0, int32_t c1, int32_t c2, uint32_t mbar,                 \
+                                                    uint64_t cache_policy) {                                           \
+            asm volatile(                                                                                              \
+                "cp.async.bulk.tensor.3d" qualifier ".shared::cluster.global"                                          \
+                ".mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dstMem),      \
+                "l"(tensorMap), "r"(mbar), "r"(c0), "r"(c1), "r"(c2), "l"(cache_policy)                                \
+                : "memory");                                                                                           \
+        }                                                                                                              \
+        PTX_FN void cp_async_bulk_tensor_2d_multicast##suffix(                                                         \
+            uint32_t dstMem, const struct sm100_tensor_map *tensorMap, int32_t c0, int32_t c1, uint32_t mbar,          \
+            uint16_t ctaMask, uint64_t cache_policy) {                                                                 \
+            asm volatile("cp.async.bulk.tensor.2d" qualifier ".shared::cluster.global"                                 \
+                         ".mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"                             \
+                         " [%0], [%1, {%4, %5}], [%2], %3, %6;" ::"r"(dstMem),                                         \
+                         "l"(tensorMap), "r"(mbar), "h"(ctaMask), "r"(c0), "r"(c1), "l"(cache_policy)                  \
+                         : "memory");                                                                                  \
+        }                                                                                                              \
+        PTX_FN void cp_async_bulk_tensor_3d_multicast##suffix(                                                         \
+            uint32_t dstMem, const struct sm100_tensor_map *tensorMap, int32_t c0, int32_t c1, int32_t c2,             \
+            uint32_t mbar, uint16_t ctaMask, uint64_t cache_policy) {                                                  \
+            asm volatile("cp.async.bulk.tensor.3d" qualifier ".shared::cluster.global"                                 \
+                         ".mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"                             \
+                         " [%0], [%1, {%4, %5, %6}], [%2], %3, %7;" ::"r"(dstMem),                                     \
+                         "l"(tensorMap), "r"(mbar), "h"(ctaMask), "r"(c0), "r"(c1), "r"(c2), "l"(cache_policy)         \
+                         : "memory");                                                                                  \
+        }
 PTX_TENSOR_LOAD(, "")
 PTX_TENSOR_LOAD(_cta_group_2, ".cta_group::2")
-#undef PTX_TENSOR_LOAD
+#    undef PTX_TENSOR_LOAD
 
 // Cache policies as createpolicy encodes them (the constants that CUTLASS uses).
 constexpr uint64_t cache_evict_normal = 0x1000000000000000ull;
@@ -489,8 +513,8 @@ PTX_FN void cp_async_bulk_tensor_2d_store(const struct sm100_tensor_map *tensorM
                  "r"(srcMem), "r"(c0), "r"(c1)
                  : "memory");
 }
-PTX_FN void cp_async_bulk_tensor_3d_store(const struct sm100_tensor_map *tensorMap, int32_t c0, int32_t c1,
-                                          int32_t c2, uint32_t srcMem) {
+PTX_FN void cp_async_bulk_tensor_3d_store(const struct sm100_tensor_map *tensorMap, int32_t c0, int32_t c1, int32_t c2,
+                                          uint32_t srcMem) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(tensorMap),
                  "r"(srcMem), "r"(c0), "r"(c1), "r"(c2)
                  : "memory");
@@ -528,17 +552,19 @@ template <int cta_group>
 PTX_FN void tcgen05_mma_mxf4nvf4_block16(uint32_t d_tmem, uint64_t a_desc, uint64_t b_desc, uint32_t idesc,
                                          uint32_t scale_A_tmem, uint32_t scale_B_tmem, uint32_t enable_input_d) {
     if constexpr (cta_group == 1)
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
-                     "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 [%0], %1, %2, %3, [%4], [%5], p;\n}" ::
-                         "r"(d_tmem),
-                     "l"(a_desc), "l"(b_desc), "r"(idesc), "r"(scale_A_tmem), "r"(scale_B_tmem), "r"(enable_input_d)
-                     : "memory");
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
+            "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 [%0], %1, %2, %3, [%4], [%5], p;\n}" ::"r"(
+                d_tmem),
+            "l"(a_desc), "l"(b_desc), "r"(idesc), "r"(scale_A_tmem), "r"(scale_B_tmem), "r"(enable_input_d)
+            : "memory");
     else
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
-                     "tcgen05.mma.cta_group::2.kind::mxf4nvf4.block_scale.block16 [%0], %1, %2, %3, [%4], [%5], p;\n}" ::
-                         "r"(d_tmem),
-                     "l"(a_desc), "l"(b_desc), "r"(idesc), "r"(scale_A_tmem), "r"(scale_B_tmem), "r"(enable_input_d)
-                     : "memory");
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
+            "tcgen05.mma.cta_group::2.kind::mxf4nvf4.block_scale.block16 [%0], %1, %2, %3, [%4], [%5], p;\n}" ::"r"(
+                d_tmem),
+            "l"(a_desc), "l"(b_desc), "r"(idesc), "r"(scale_A_tmem), "r"(scale_B_tmem), "r"(enable_input_d)
+            : "memory");
 }
 
 // 32 rows of 16 bytes of shared memory to 4 columns, the same in all four 32-lane quadrants: scale factors.
@@ -560,9 +586,11 @@ template <int cta_group> PTX_FN void tcgen05_cp_128x128b(uint32_t taddr, uint64_
 // fence::before_thread_sync.
 template <int cta_group> PTX_FN void tcgen05_commit(uint32_t mbar) {
     if constexpr (cta_group == 1)
-        asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(mbar) : "memory");
+        asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(mbar)
+                     : "memory");
     else
-        asm volatile("tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(mbar) : "memory");
+        asm volatile("tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(mbar)
+                     : "memory");
 }
 template <int cta_group> PTX_FN void tcgen05_commit_multicast(uint32_t mbar, uint16_t ctaMask) {
     if constexpr (cta_group == 1)
@@ -583,41 +611,44 @@ PTX_FN void tcgen05_fence_before_thread_sync(void) {
 PTX_FN void tcgen05_fence_after_thread_sync(void) {
     asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");
 }
-PTX_FN void tcgen05_wait_ld(void) { asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory"); }
-PTX_FN void tcgen05_wait_st(void) { asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory"); }
+PTX_FN void tcgen05_wait_ld(void) {
+    asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
+}
+PTX_FN void tcgen05_wait_st(void) {
+    asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory");
+}
 
 // tcgen05.ld/st.32x32b.x<num>: register i of lane t is lane t of the warp's quadrant, column taddr + i. The lane part
 // of taddr must name the quadrant, 32 * (warp % 4) << 16. What ld returns is there only after tcgen05_wait_ld.
 template <int num> PTX_FN void tcgen05_ld_32x32b(uint32_t (&r)[num], uint32_t taddr);
 template <int num> PTX_FN void tcgen05_st_32x32b(uint32_t taddr, const uint32_t (&r)[num]);
 
-#define PTX_R1(c, b) c(r[b])
-#define PTX_R2(c, b) PTX_R1(c, b), PTX_R1(c, b + 1)
-#define PTX_R4(c, b) PTX_R2(c, b), PTX_R2(c, b + 2)
-#define PTX_R8(c, b) PTX_R4(c, b), PTX_R4(c, b + 4)
-#define PTX_R16(c, b) PTX_R8(c, b), PTX_R8(c, b + 8)
-#define PTX_R32(c, b) PTX_R16(c, b), PTX_R16(c, b + 16)
-#define PTX_R64(c, b) PTX_R32(c, b), PTX_R32(c, b + 32)
-#define PTX_TMEM(num, list, taddr_operand)                                                                   \
-    template <> __device__ __forceinline__ void tcgen05_ld_32x32b<num>(uint32_t(&r)[num], uint32_t taddr) {                      \
-        asm volatile("tcgen05.ld.sync.aligned.32x32b.x" #num ".b32 {" list "}, [%" #num "];"                 \
-                     : PTX_R##num("=r", 0)                                                                   \
-                     : "r"(taddr)                                                                            \
-                     : "memory");                                                                            \
-    }                                                                                                        \
-    template <> __device__ __forceinline__ void tcgen05_st_32x32b<num>(uint32_t taddr, const uint32_t(&r)[num]) {                \
-        asm volatile("tcgen05.st.sync.aligned.32x32b.x" #num ".b32 [%" #num "], {" list "};" ::PTX_R##num(   \
-                         "r", 0),                                                                            \
-                     "r"(taddr)                                                                              \
-                     : "memory");                                                                            \
-    }
-#define PTX_L4 "%0, %1, %2, %3"
-#define PTX_L8 PTX_L4 ", %4, %5, %6, %7"
-#define PTX_L16 PTX_L8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define PTX_L32 PTX_L16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define PTX_L64                                                                                              \
-    PTX_L32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "   \
-            "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#    define PTX_R1(c, b) c(r[b])
+#    define PTX_R2(c, b) PTX_R1(c, b), PTX_R1(c, b + 1)
+#    define PTX_R4(c, b) PTX_R2(c, b), PTX_R2(c, b + 2)
+#    define PTX_R8(c, b) PTX_R4(c, b), PTX_R4(c, b + 4)
+#    define PTX_R16(c, b) PTX_R8(c, b), PTX_R8(c, b + 8)
+#    define PTX_R32(c, b) PTX_R16(c, b), PTX_R16(c, b + 16)
+#    define PTX_R64(c, b) PTX_R32(c, b), PTX_R32(c, b + 32)
+#    define PTX_TMEM(num, list, taddr_operand)                                                                         \
+        template <> __device__ __forceinline__ void tcgen05_ld_32x32b<num>(uint32_t(&r)[num], uint32_t taddr) {        \
+            asm volatile("tcgen05.ld.sync.aligned.32x32b.x" #num ".b32 {" list "}, [%" #num "];"                       \
+                         : PTX_R##num("=r", 0)                                                                         \
+                         : "r"(taddr)                                                                                  \
+                         : "memory");                                                                                  \
+        }                                                                                                              \
+        template <> __device__ __forceinline__ void tcgen05_st_32x32b<num>(uint32_t taddr, const uint32_t(&r)[num]) {  \
+            asm volatile("tcgen05.st.sync.aligned.32x32b.x" #num ".b32 [%" #num "], {" list "};" ::PTX_R##num("r", 0), \
+                         "r"(taddr)                                                                                    \
+                         : "memory");                                                                                  \
+        }
+#    define PTX_L4 "%0, %1, %2, %3"
+#    define PTX_L8 PTX_L4 ", %4, %5, %6, %7"
+#    define PTX_L16 PTX_L8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#    define PTX_L32 PTX_L16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#    define PTX_L64                                                                                                    \
+        PTX_L32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "         \
+                "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 PTX_TMEM(1, "%0", "%1")
 PTX_TMEM(2, "%0, %1", "%2")
 PTX_TMEM(4, PTX_L4, "%4")
@@ -625,7 +656,7 @@ PTX_TMEM(8, PTX_L8, "%8")
 PTX_TMEM(16, PTX_L16, "%16")
 PTX_TMEM(32, PTX_L32, "%32")
 PTX_TMEM(64, PTX_L64, "%64")
-#undef PTX_TMEM
+#    undef PTX_TMEM
 
 // ---- Arithmetic whose rounding matters (9.7.3, 9.7.9.21). -----------------------------------------------------
 
@@ -691,10 +722,14 @@ PTX_FN float rcp_approx_ftz_f32(float a) {
     return d;
 }
 // mov.b32: the bits of a float and back.
-PTX_FN uint32_t mov_b32_f32(float a) { return __float_as_uint(a); }
-PTX_FN float mov_f32_b32(uint32_t a) { return __uint_as_float(a); }
+PTX_FN uint32_t mov_b32_f32(float a) {
+    return __float_as_uint(a);
+}
+PTX_FN float mov_f32_b32(uint32_t a) {
+    return __uint_as_float(a);
+}
 
-#undef PTX_FN
+#    undef PTX_FN
 } // namespace ptx
 
 #endif

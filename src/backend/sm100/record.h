@@ -1,6 +1,6 @@
 /*
- * The record of a wait that never ended, decoded: which kernel, which thread, which barrier, at which tile. A kernel
- * writes it instead of hanging or trapping; the host reads it after the stream is done.
+ * The record of a wait that never ended, decoded: which kernel, which thread, which barrier, at which tile. A
+ * kernel writes it instead of hanging or trapping; the host reads it after the stream is done.
  */
 #ifndef MM_SM100_RECORD_H
 #define MM_SM100_RECORD_H

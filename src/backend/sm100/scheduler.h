@@ -1,11 +1,11 @@
 /*
  * Which tile comes next: ragged tokens x stacked experts, cut into tiles without any table in memory.
  *
- * The tokens of group g are rows ends[g-1] .. ends[g]. Each group's tokens are cut into equal tiles of at most n_max
- * rows, its output features into m_tiles tiles; the token tile is the faster index, so that CTAs that run at the
- * same time read the same weights. Every worker (a CTA or a pair) takes tiles first, first + stride, ... and every
- * role of a CTA walks the same list by itself: there is nothing to hand over, and nothing that depends on timing.
- * Host and device run the same code; the host tests it.
+ * The tokens of group g are rows ends[g-1] .. ends[g]. Each group's tokens are cut into equal tiles of at
+ * most n_max rows, its output features into m_tiles tiles; the token tile is the faster index, so that CTAs
+ * that run at the same time read the same weights. Every worker (a CTA or a pair) takes tiles first, first +
+ * stride, ... and every role of a CTA walks the same list by itself: there is nothing to hand over, and
+ * nothing that depends on timing. Host and device run the same code; the host tests it.
  */
 #ifndef MM_SM100_SCHEDULER_H
 #define MM_SM100_SCHEDULER_H
@@ -34,7 +34,8 @@ struct sm100_work {
     uint32_t first_stripe; /* of the group's token scales */
 };
 
-/* Rows per token tile of a group of `rows` tokens: as equal as the steps allow, so that no tile is a leftover. */
+/* Rows per token tile of a group of `rows` tokens: as equal as the steps allow, so that no tile is a
+ * leftover. */
 MM_HD uint32_t sm100_tile_rows(const struct sm100_schedule *schedule, uint32_t rows) {
     uint32_t tiles = (rows + schedule->n_max - 1) / schedule->n_max;
     if (tiles <= 1) return sm100_round_up(rows, schedule->n_unit);
@@ -42,8 +43,8 @@ MM_HD uint32_t sm100_tile_rows(const struct sm100_schedule *schedule, uint32_t r
 }
 
 /* The tile with this index, or 0 past the last. Indices must not decrease from call to call of one cursor. */
-MM_HD int sm100_schedule_find(const struct sm100_schedule *schedule, struct sm100_cursor *cursor, uint32_t index,
-                              struct sm100_work *work) {
+MM_HD int sm100_schedule_find(const struct sm100_schedule *schedule, struct sm100_cursor *cursor,
+                              uint32_t index, struct sm100_work *work) {
     for (; cursor->group < schedule->group_count; cursor->group++) {
         uint32_t end = (uint32_t)schedule->ends[cursor->group];
         uint32_t rows = end - cursor->group_first_row, n = sm100_tile_rows(schedule, rows);

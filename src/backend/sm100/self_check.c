@@ -15,9 +15,9 @@ static const int32_t ends[GROUPS] = {3, ROWS};
 /* Codes as twice their value, scales as powers of two of 1/2 .. 2, so that sums are integers of 1/16. */
 struct operand {
     uint32_t rows;
-    int8_t *twice;      /* [rows, K] */
-    uint8_t *codes;     /* [rows, K / 2] */
-    uint8_t *scales;    /* [rows, K / 16] E4M3 */
+    int8_t *twice;   /* [rows, K] */
+    uint8_t *codes;  /* [rows, K / 2] */
+    uint8_t *scales; /* [rows, K / 16] E4M3 */
 };
 
 /* One instance under test: host data, device memory, results. */
@@ -71,7 +71,8 @@ static void *place(struct trial *t, const void *data, size_t bytes, megamoe_stat
     t->memory[t->memory_count++] = memory;
     if (!data) data = fill = malloc(bytes);
     if (fill) memset(fill, 0x7F, bytes);
-    if (!memory || !data) *status = mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a self-check of %zu bytes", bytes);
+    if (!memory || !data)
+        *status = mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a self-check of %zu bytes", bytes);
     if (*status == MEGAMOE_OK) *status = m->copy_in(m->context, memory, data, bytes);
     free(fill);
     return memory;
@@ -89,8 +90,8 @@ static mm_matrix as_matrix(const struct operand *o, float global) {
 }
 
 /* Operands one after another, each with its scales at a stripe of its own. */
-static megamoe_status upload(struct trial *t, const struct operand *const *parts, const float *globals, uint32_t count,
-                             uint8_t **codes, uint8_t **scales) {
+static megamoe_status upload(struct trial *t, const struct operand *const *parts, const float *globals,
+                             uint32_t count, uint8_t **codes, uint8_t **scales) {
     size_t row_bytes = sm100_code_row_bytes(K), code_bytes = 0, scale_bytes = 0, code_at = 0, scale_at = 0;
     for (uint32_t i = 0; i < count; i++) {
         code_bytes += parts[i]->rows * row_bytes;
@@ -177,16 +178,19 @@ static float exact(const struct trial *t, uint32_t matrix, uint32_t group, uint3
         int32_t block = 0;
         for (uint32_t i = k; i < k + 16; i++) block += w->twice[feature * K + i] * x->twice[row * K + i];
         /* 0x30 is 1/2: the exponents add up to 0 .. 4 above 1/4, and twice times twice is 4. */
-        sum += (int64_t)block << ((w->scales[feature * K / 16 + k / 16] + x->scales[row * K / 16 + k / 16] - 0x60) / 8);
+        sum += (int64_t)block << ((w->scales[feature * K / 16 + k / 16] + x->scales[row * K / 16 + k / 16] -
+                                   0x60) /
+                                  8);
     }
     return (float)sum / 16.0f * weight_globals[matrix][group];
 }
 
-static megamoe_status differs(const struct trial *t, const char *what, uint32_t row, uint32_t feature, double got,
-                              double want) {
-    return mm_fail(MEGAMOE_DEVICE_ERROR,
-                   "the self-check of GEMM instance %u of sm100 failed: %s of token row %u, feature %u is %g and not %g",
-                   (unsigned)t->tile, what, row, feature, got, want);
+static megamoe_status differs(const struct trial *t, const char *what, uint32_t row, uint32_t feature,
+                              double got, double want) {
+    return mm_fail(
+        MEGAMOE_DEVICE_ERROR,
+        "the self-check of GEMM instance %u of sm100 failed: %s of token row %u, feature %u is %g and not %g",
+        (unsigned)t->tile, what, row, feature, got, want);
 }
 
 static megamoe_status compare_sums(struct trial *t) {
@@ -199,7 +203,8 @@ static megamoe_status compare_sums(struct trial *t) {
             for (uint32_t i = 0; i < matrices * FEATURES; i++) {
                 float got = t->results[row * matrices * FEATURES + i];
                 float want = exact(t, i / FEATURES, g, row, i % FEATURES);
-                if (got != want) return differs(t, i < FEATURES ? "the product" : "up", row, i % FEATURES, got, want);
+                if (got != want)
+                    return differs(t, i < FEATURES ? "the product" : "up", row, i % FEATURES, got, want);
             }
     return MEGAMOE_OK;
 }
@@ -214,8 +219,9 @@ static megamoe_status compare_h(struct trial *t) {
         for (uint32_t in_group = 0; row < (uint32_t)ends[g]; row++, in_group++)
             for (uint32_t block = 0; block < FEATURES / 16; block++) {
                 float h[16];
-                uint8_t want[8], scale, got = scales[sm100_scale_offset(g * SM100_STRIPE_ROWS + in_group, block,
-                                                                        sm100_blocks_along_k(FEATURES))];
+                uint8_t want[8], scale,
+                    got = scales[sm100_scale_offset(g * SM100_STRIPE_ROWS + in_group, block,
+                                                    sm100_blocks_along_k(FEATURES))];
                 for (uint32_t i = 0; i < 16; i++) {
                     float up = t->results[(row * 2 + 1) * FEATURES + block * 16 + i];
                     h[i] = up > 0.0f ? up * up : 0.0f;

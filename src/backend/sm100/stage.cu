@@ -1,5 +1,6 @@
-// Staging: each token is quantized to NVFP4 once, by one warp, and written to every row that its slots have been given,
-// scales in the layout of the tensor cores. With experts spread over ranks these writes become the dispatch.
+// Staging: each token is quantized to NVFP4 once, by one warp, and written to every row that its slots have
+// been given, scales in the layout of the tensor cores. With experts spread over ranks these writes become
+// the dispatch.
 #include "backend/sm100/device.h"
 #include "backend/sm100/arguments.h"
 #include "backend/sm100/layout.h"
@@ -41,8 +42,8 @@ SM100_DEVICE void write_codes(uint8_t *target, const struct staged_block &b) {
     ptx::st_global_v2_u32(target, words);
 }
 
-// To every row of the token. The lane with the last block also writes the padding of the scales, which meets codes
-// that are zero and so only has to be finite.
+// To every row of the token. The lane with the last block also writes the padding of the scales, which meets
+// codes that are zero and so only has to be finite.
 SM100_DEVICE void write_rows(const struct sm100_stage_args &args, uint32_t token, uint32_t block,
                              const struct staged_block &b) {
     const uint32_t blocks_along_k = sm100_blocks_along_k(args.columns);

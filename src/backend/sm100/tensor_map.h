@@ -10,9 +10,9 @@
 #include <stdint.h>
 
 #ifdef __cplusplus
-#define SM100_ALIGN(n) alignas(n)
+#    define SM100_ALIGN(n) alignas(n)
 #else
-#define SM100_ALIGN(n) _Alignas(n)
+#    define SM100_ALIGN(n) _Alignas(n)
 #endif
 
 struct sm100_tensor_map {

@@ -1,5 +1,6 @@
-// Waits that end. A wait on an mbarrier that takes longer than the limit writes down who waited for what, once, and
-// makes every later wait of the thread fail at once, so that a kernel whose transfers went wrong still returns.
+// Waits that end. A wait on an mbarrier that takes longer than the limit writes down who waited for what,
+// once, and makes every later wait of the thread fail at once, so that a kernel whose transfers went wrong
+// still returns.
 #ifndef MM_SM100_WAIT_CUH
 #define MM_SM100_WAIT_CUH
 
@@ -15,7 +16,8 @@ struct sm100_watch {
     struct sm100_work work; // what the thread is at, for the record
 };
 
-SM100_DEVICE void watch_give_up(struct sm100_watch &watch, uint32_t barrier, uint32_t index, uint32_t parity) {
+SM100_DEVICE void watch_give_up(struct sm100_watch &watch, uint32_t barrier, uint32_t index,
+                                uint32_t parity) {
     watch.failed = 1;
     struct sm100_record *r = watch.record;
     if (ptx::atom_acq_rel_gpu_cas_b32(&r->claimed, 0, 1) != 0) return;
@@ -30,7 +32,8 @@ SM100_DEVICE void watch_give_up(struct sm100_watch &watch, uint32_t barrier, uin
     ptx::st_global_u32(&r->row, watch.work.row);
 }
 
-// 1 when the phase with this parity of the index-th barrier at `barriers` has completed, 0 when it never will.
+// 1 when the phase with this parity of the index-th barrier at `barriers` has completed, 0 when it never
+// will.
 SM100_DEVICE uint32_t watch_wait(struct sm100_watch &watch, uint32_t barriers, enum sm100_barrier barrier,
                                  uint32_t index, uint32_t parity) {
     const uint32_t address = barriers + 8 * index;

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compiles the Blackwell kernels for sm_100f and looks at what came out: nothing has to run.
 
-Per kernel: registers, spills, barriers (ptxas), and how often the instructions occur that make it what it is (block-scaled
-MMA, copies of scales to tensor memory, TMA, tensor-memory loads). All of it is compared with budgets.csv, which
+Per kernel: registers and spills (ptxas), and how often the instructions occur that make it what it is: block-scaled
+MMA, copies of scales to tensor memory, TMA, tensor-memory loads. All of it is compared with budgets.csv, which
 --write makes anew. Registers and counts depend on the compiler, so another version is only held to the rules:
 no spill, every instruction there. Instructions are found by opcode; where nvdisasm is found it must agree.
 """
@@ -30,8 +30,8 @@ SPILL = re.compile(r"(\d+) bytes spill (?:stores|loads)")
 def compile_kernels(nvcc, source, cubin):
     """The cubin, and {kernel: (registers, spilled bytes)}."""
     command = [nvcc, "-O3", "-std=c++17", "-fmad=false", f"-I{ROOT}/src", f"-I{ROOT}/include",
-               "-gencode=arch=compute_100f,code=sm_100f", "-Xptxas", "-v", "-Werror", "all-warnings", "-cubin", "-o", cubin,
-               f"{ROOT}/src/backend/sm100/{source}.cu"]
+               "-gencode=arch=compute_100f,code=sm_100f", "-Xptxas", "-v", "-Werror", "all-warnings", "-cubin", "-o",
+               cubin, f"{ROOT}/src/backend/sm100/{source}.cu"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stderr}")
@@ -121,7 +121,8 @@ def main():
             writer.writeheader()
             writer.writerows(rows.values())
     problems = list(problems_of(rows, exact="release 13.0" in version))
-    print("\n".join(problems) or f"{len(rows)} kernels as in the table ({'nvdisasm agrees' if nvdisasm else 'opcodes'})")
+    how = "nvdisasm agrees" if nvdisasm else "opcodes"
+    print("\n".join(problems) or f"{len(rows)} kernels as in the table ({how})")
     return bool(problems)
 
 

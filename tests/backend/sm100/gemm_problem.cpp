@@ -1,5 +1,5 @@
-// One grouped GEMM on the model. Nothing of the code under test is used for the expected values: decoding, rounding and
-// the scale layout are written again, from tables and by search.
+// One grouped GEMM on the model. Nothing of the code under test is used for the expected values: decoding,
+// rounding and the scale layout are written again, from tables and by search.
 #include "gemm_problem.h"
 
 #include <math.h>
@@ -11,7 +11,9 @@
 
 static const double e2m1_values[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
 
-static double e2m1_value(uint32_t code) { return code & 8 ? -e2m1_values[code & 7] : e2m1_values[code & 7]; }
+static double e2m1_value(uint32_t code) {
+    return code & 8 ? -e2m1_values[code & 7] : e2m1_values[code & 7];
+}
 
 static double e4m3_value(uint32_t code) {
     const int e = code >> 3, m = code & 7;
@@ -43,7 +45,9 @@ uint32_t gemm_problem::random() {
     return (uint32_t)(random_state >> 33);
 }
 
-static float power_of_two(int e) { return ldexpf(1.0f, e); }
+static float power_of_two(int e) {
+    return ldexpf(1.0f, e);
+}
 
 gemm_problem::gemm_problem(enum sm100_tile_name tile_, const std::vector<uint32_t> &rows_, uint32_t m_rows_,
                            uint32_t k_, bool exact_, uint64_t seed, const struct gemm_options &options_)
@@ -146,7 +150,8 @@ void gemm_problem::make_weights(uint32_t i) {
     d.columns = k;
 }
 
-// Token scales as staging leaves them: real rows and the padding along K written, padding rows whatever was there.
+// Token scales as staging leaves them: real rows and the padding along K written, padding rows whatever was
+// there.
 void gemm_problem::make_tokens() {
     const uint32_t pitch = sm100_code_row_bytes(k), stripes = sm100_stripes_max(row_count, (uint32_t)rows.size());
     tokens = {row_count, k, std::vector<uint8_t>((size_t)row_count * k / 2),
@@ -163,7 +168,8 @@ void gemm_problem::make_tokens() {
             for (uint32_t group = 0; group < (k + 63) / 64 * 4; group++)
                 scales[scale_place(stripe * 128 + i, group, k)] =
                     group < k / 16 ? tokens.scales[(size_t)row * k / 16 + group] : 0;
-            row_globals.push_back(exact ? power_of_two((int)(random() % 4) - 2) : 0.1f + (float)(random() % 100) * 0.01f);
+            row_globals.push_back(exact ? power_of_two((int)(random() % 4) - 2)
+                                        : 0.1f + (float)(random() % 100) * 0.01f);
         }
         stripe += (r + 127) / 128;
     }
@@ -195,7 +201,7 @@ std::string gemm_problem::compare(uint32_t matrix, const float *got, uint32_t st
 // In fp32, in the order of the definition: the sum times the global scales, the bias, the routing weight.
 double gemm_problem::expected(uint32_t matrix, uint32_t group, uint32_t row, uint32_t m, double sum) const {
     const bool plain = sm100_tiles[tile].matrices == 1;
-    float global = row_globals[row] * (plain && options.bf16 ? group_globals[group] : 1.0f);
+    float global = row_globals[row] * (options.bf16 ? group_globals[group] : 1.0f);
     float value = (float)sum * (global * globals[matrix][group]);
     if (options.bf16) value += biases[matrix][(size_t)group * m_rows + m];
     return plain && options.bf16 ? value * row_weights[row] : value;
@@ -243,7 +249,9 @@ static uint32_t nearest(double value, double (*decode)(uint32_t), uint32_t codes
     return best;
 }
 
-static double magnitude(uint32_t code) { return e2m1_values[code]; }
+static double magnitude(uint32_t code) {
+    return e2m1_values[code];
+}
 
 double gemm_problem::activated(uint32_t row, uint32_t m) const {
     const double limit = (double)args.swiglu.limit, weight = options.bf16 ? row_weights[row] : 1;
@@ -289,8 +297,8 @@ std::string gemm_problem::compare_h() {
                     const uint8_t byte = args.h_codes[(size_t)row * pitch + block * 8 + j / 2];
                     const uint32_t nibble = byte >> j % 2 * 4 & 15;
                     if (margin > 1e-5 && ((nibble & 7) != code || (code && nibble >> 3 != (value < 0))))
-                        return format("h of row %u feature %u is %x, of magnitude %u for %g", row, block * 16 + j, nibble,
-                                      code, value);
+                        return format("h of row %u feature %u is %x, of magnitude %u for %g", row, block * 16 + j,
+                                      nibble, code, value);
                 }
             }
     return "";

@@ -18,7 +18,7 @@ struct nvfp4_matrix {
 
 /* What else a kernel can do, and what may lie around its operands. */
 struct gemm_options {
-    bool bf16;            /* output rows in BF16, at permuted places, weighted, biased, with a global per group */
+    bool bf16; /* output rows in BF16, at permuted places, weighted, biased, with a global per group */
     bool relu2;
     uint8_t padding = 0x7F; /* scales of rows that pad a stripe */
     int nan_row = -1;       /* this token row has a NaN scale */

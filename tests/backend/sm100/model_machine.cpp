@@ -61,8 +61,13 @@ static megamoe_status model_map(void *, const struct sm100_map *map, struct sm10
 
 static megamoe_status model_launch(void *context, const struct sm100_launch *launch, void *) {
     struct model_state *state = static_cast<struct model_state *>(context);
-    const struct sm100_model_launch one = {kernels[launch->kernel].name, kernels[launch->kernel].thunk, launch->args,
-                                           launch->grid, launch->cluster, launch->block, launch->shared_bytes};
+    const struct sm100_model_launch one = {kernels[launch->kernel].name,
+                                           kernels[launch->kernel].thunk,
+                                           launch->args,
+                                           launch->grid,
+                                           launch->cluster,
+                                           launch->block,
+                                           launch->shared_bytes};
     struct sm100_model_options options = {};
     options.struct_size = sizeof options;
     options.seed = state->seed++;

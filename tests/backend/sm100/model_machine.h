@@ -10,8 +10,8 @@ extern "C" {
 
 /* What the next launches run with, and what happened in them. */
 struct model_state {
-    uint64_t seed;    /* of the next launch; it grows by one with each */
-    int time_runs;    /* bounded waits expire */
+    uint64_t seed; /* of the next launch; it grows by one with each */
+    int time_runs; /* bounded waits expire */
     uint64_t mma_count, async_ops, launches;
 };
 

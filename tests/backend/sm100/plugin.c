@@ -1,7 +1,8 @@
 /*
- * The sm100-model backend: the Blackwell kernels, unchanged, on the functional model, behind the table that every
- * backend fills. `megamoe check --backend sm100-model` judges them with it. What is not sm100's own (the router, and
- * a shared expert, which the portable kernels compute on a GPU) is borrowed from the reference.
+ * The sm100-model backend: the Blackwell kernels, unchanged, on the functional model, behind the table that
+ * every backend fills. `megamoe check --backend sm100-model` judges them with it. What is not sm100's own
+ * (the router, and a shared expert, which the portable kernels compute on a GPU) is borrowed from the
+ * reference.
  */
 #include <math.h>
 #include <stdarg.h>
@@ -10,9 +11,8 @@
 #include <string.h>
 
 #include "backend/plugin.h"
-#include "backend/sm100/mega_moe.h"
+#include "backend/sm100/stages.h"
 #include "error.h"
-#include "numerics/bf16.h"
 #include "model_machine.h"
 
 enum { MULTIPROCESSORS = 4 };
@@ -167,7 +167,6 @@ struct run {
     const megamoe_stages *stages; /* never NULL: fields may be */
     int32_t *ids;                 /* [T, K], host */
     float *weights, *shared;      /* [T, K], and [T, H] or NULL, host */
-    int32_t *pair_row;            /* [T, K], after the plan */
     struct mm_mega_moe_batch device;
 };
 
@@ -187,9 +186,8 @@ static megamoe_status run_others(struct run *r, uint32_t *written) {
     megamoe_stages out = {.struct_size = sizeof out, .logits = r->stages->logits};
     r->ids = malloc(pairs * sizeof *r->ids + 1);
     r->weights = malloc(pairs * sizeof *r->weights + 1);
-    r->pair_row = malloc(pairs * sizeof *r->pair_row + 1);
     r->shared = malloc(values * sizeof *r->shared + 1);
-    if (!r->ids || !r->weights || !r->pair_row || !r->shared)
+    if (!r->ids || !r->weights || !r->shared)
         return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %u tokens", r->batch->token_count);
     out.expert_ids = r->ids;
     out.expert_weights = r->weights;
@@ -208,99 +206,45 @@ static void upload(struct run *r) {
     d->expert_weights = model_copy_of(r, r->weights, pairs * sizeof *r->weights, "expert weights");
     if (r->layer->weights->shared) d->shared = model_copy_of(r, r->shared, values * sizeof *r->shared, "shared");
     d->output = model_copy_of(r, NULL, values * sizeof *d->output, "output");
-    d->token_codes = model_copy_of(r, NULL, values / 2, "token codes out");
-    d->token_scales = model_copy_of(r, NULL, values / 16, "token scales out");
-    d->token_globals = model_copy_of(r, NULL, tokens * sizeof(float), "token globals out");
-    d->l1 = model_copy_of(r, NULL, pairs * 2 * shape->intermediate * sizeof(float), "l1 out");
 }
 
 static void run_free(struct run *r) {
     struct sm100_machine *m = &r->layer->device->machine;
     const struct mm_mega_moe_batch *d = &r->device;
-    const void *const memory[] = {d->hidden, d->expert_ids,   d->expert_weights, d->shared, d->output,
-                                  d->token_codes, d->token_scales, d->token_globals,  d->l1};
+    const void *const memory[] = {d->hidden, d->expert_ids, d->expert_weights, d->shared, d->output};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) m->release(m->context, (void *)memory[i]);
+    if (r->layer->moe) mm_sm100_stages_close(r->layer->moe, &r->device);
     free(r->ids);
     free(r->weights);
     free(r->shared);
-    free(r->pair_row);
 }
 
-static void copy_if(void *target, const void *source, size_t bytes) {
-    if (target && bytes) memcpy(target, source, bytes);
-}
-
-/* One row of a stage to its pair; rows of skipped slots are zero. */
-static void scatter(void *target, const void *rows, const struct run *r, size_t row_bytes, size_t source_pitch) {
-    size_t pairs = (size_t)r->batch->token_count * r->layer->weights->shape.experts_per_token;
-    for (size_t pair = 0; pair < pairs && target; pair++) {
-        uint8_t *to = (uint8_t *)target + pair * row_bytes;
-        memset(to, 0, row_bytes);
-        if (r->pair_row[pair] >= 0)
-            memcpy(to, (const uint8_t *)rows + (size_t)r->pair_row[pair] * source_pitch, row_bytes);
-    }
-}
-
-static void scatter_h(const struct run *r) {
-    const mm_layer_weights *w = r->layer->weights;
-    const struct mm_mega_moe *moe = r->layer->moe;
-    uint32_t columns = w->shape.intermediate, groups = columns / 16, k_count = w->shape.experts_per_token;
-    scatter(r->stages->h_codes, moe->scratch.h_codes, r, columns / 2, sm100_code_row_bytes(columns));
-    for (size_t pair = 0; pair < (size_t)r->batch->token_count * k_count; pair++) {
-        int32_t row = r->pair_row[pair];
-        for (uint32_t g = 0; g < groups && r->stages->h_scales; g++) {
-            uint8_t *to = &r->stages->h_scales[pair * groups + g];
-            *to = row < 0 ? 0
-                          : moe->scratch.h_scales[sm100_scale_offset(moe->scratch.row_scale_row[row], g,
-                                                                     sm100_blocks_along_k(columns))];
-        }
-        if (r->stages->h_globals)
-            r->stages->h_globals[pair] = row < 0 ? 0.0f : moe->weights.h_globals[w->local_index[r->ids[pair]]];
-    }
-}
-
-static void download(const struct run *r) {
-    const mm_layer_weights *w = r->layer->weights;
-    const megamoe_stages *s = r->stages;
-    const struct mm_mega_moe_batch *d = &r->device;
-    size_t tokens = r->batch->token_count, h = w->shape.hidden, i = w->shape.intermediate;
-    size_t pairs = tokens * w->shape.experts_per_token;
-    memcpy(r->pair_row, r->layer->moe->scratch.pair_row, pairs * sizeof *r->pair_row);
-    copy_if(r->batch->output, d->output, tokens * h * 2);
-    copy_if(s->expert_ids, r->ids, pairs * sizeof *r->ids);
-    copy_if(s->expert_weights, r->weights, pairs * sizeof *r->weights);
-    copy_if(s->x_codes, d->token_codes, tokens * h / 2);
-    copy_if(s->x_scales, d->token_scales, tokens * h / 16);
-    copy_if(s->x_globals, d->token_globals, tokens * sizeof(float));
-    scatter(s->l1, d->l1, r, 2 * i * sizeof(float), 2 * i * sizeof(float));
-    scatter_h(r);
-    for (size_t n = 0; n < pairs * h && s->l2; n++) /* BF16, and already at its pair's place */
-        s->l2[n] = r->pair_row[n / h] < 0 ? 0.0f : mm_bf16_to_f32(r->layer->moe->scratch.partials[n]);
-    if (w->shared) copy_if(s->shared, r->shared, tokens * h * sizeof(float));
-    copy_if(s->output, d->output, tokens * h * 2);
-}
-
-static megamoe_status run_kernels(struct run *r) {
+static megamoe_status run_kernels(struct run *r, uint32_t *written) {
     struct mm_mega_moe *moe = r->layer->moe;
+    const megamoe_stages *s = r->stages;
+    size_t pairs = (size_t)r->batch->token_count * moe->shape.slots;
     upload(r);
+    MM_TRY(mm_sm100_stages_open(moe, &r->device));
     MM_TRY(mm_nvfp4_mega_moe_full(moe, &r->device, NULL));
     MM_TRY(mm_mega_moe_check(moe));
-    download(r);
-    return MEGAMOE_OK;
+    if (s->expert_ids) memcpy(s->expert_ids, r->ids, pairs * sizeof *r->ids);
+    if (s->expert_weights) memcpy(s->expert_weights, r->weights, pairs * sizeof *r->weights);
+    if (s->shared && r->device.shared)
+        memcpy(s->shared, r->shared, (size_t)r->batch->token_count * moe->shape.hidden * sizeof *r->shared);
+    memcpy(r->batch->output, r->device.output, (size_t)r->batch->token_count * moe->shape.hidden * 2);
+    return mm_sm100_stages_read(moe, &r->device, s, written);
 }
 
 static megamoe_status run(mm_backend_layer *layer, const megamoe_batch *batch, const megamoe_stages *given,
                           const megamoe_stages *stages, uint32_t *written, void *stream) {
     static const megamoe_stages none = {0};
     struct run r = {.layer = layer, .batch = batch, .stages = stages ? stages : &none};
-    uint32_t of_reference = 0;
+    uint32_t of_reference = 0, kernels = 0;
     (void)given, (void)stream;
     megamoe_status status = run_others(&r, &of_reference);
-    if (status == MEGAMOE_OK && batch->token_count) status = run_kernels(&r);
+    if (status == MEGAMOE_OK && batch->token_count) status = run_kernels(&r, &kernels);
     if (status == MEGAMOE_OK && written)
-        *written = (of_reference & (MM_STAGE_LOGITS | MM_STAGE_SHARED)) | MM_STAGE_IDS | MM_STAGE_WEIGHTS |
-                   MM_STAGE_X_CODES | MM_STAGE_X_SCALES | MM_STAGE_X_GLOBALS | MM_STAGE_L1 | MM_STAGE_H_CODES |
-                   MM_STAGE_H_SCALES | MM_STAGE_H_GLOBALS | MM_STAGE_L2 | MM_STAGE_OUTPUT;
+        *written = (of_reference & (MM_STAGE_LOGITS | MM_STAGE_SHARED)) | MM_STAGE_IDS | MM_STAGE_WEIGHTS | kernels;
     layer->counters.tokens += batch->token_count;
     run_free(&r);
     return status;

@@ -1,4 +1,5 @@
-/* The scale layout: against tables made with the vendor's layout algebra, as a bijection, and at awkward sizes. */
+/* The scale layout: against tables made with the vendor's layout algebra, as a bijection, and at awkward
+ * sizes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,7 +30,8 @@ static void golden_tables(void **state) {
     check_table("tests/sm100_model/golden/sf_layout_256x192.csv", 192, 256 * 12);
 }
 
-/* Every (row, group) of the padded rectangle has a byte of its own, and every byte of the buffer is one of them. */
+/* Every (row, group) of the padded rectangle has a byte of its own, and every byte of the buffer is one of
+ * them. */
 static void check_bijection(uint32_t rows, uint32_t k) {
     uint32_t blocks = sm100_blocks_along_k(k);
     uint64_t bytes = sm100_scale_bytes(rows, k), count = 0;
@@ -59,7 +61,7 @@ static void padding_by_hand(void **state) {
     (void)state;
     const struct {
         uint32_t row, group, offset;
-    } at[] = {{0, 0, 0},  {0, 5, 513},   {1, 0, 16},     {32, 0, 4},
+    } at[] = {{0, 0, 0},   {0, 5, 513},   {1, 0, 16},     {32, 0, 4},
               {33, 0, 20}, {127, 0, 508}, {128, 0, 1024}, {129, 5, 1553}};
     for (size_t i = 0; i < sizeof at / sizeof *at; i++)
         assert_int_equal(sm100_scale_offset(at[i].row, at[i].group, sm100_blocks_along_k(96)), at[i].offset);
@@ -67,7 +69,8 @@ static void padding_by_hand(void **state) {
     for (size_t i = 0; i < 5; i++) assert_int_equal(sm100_scale_bytes(rows[i], 96), bytes[i]);
 }
 
-/* Far beyond 32 bits: the last byte of 385 experts of 2 x 3072 rows and K = 7168 is where 64-bit arithmetic puts it. */
+/* Far beyond 32 bits: the last byte of 385 experts of 2 x 3072 rows and K = 7168 is where 64-bit arithmetic
+ * puts it. */
 static void no_overflow(void **state) {
     (void)state;
     uint32_t rows = 385u * 6144u * 8u;

@@ -1,4 +1,5 @@
-/* Weights as the kernels read them: nothing lost, nothing left over, and MXFP4 brought over exactly where possible. */
+/* Weights as the kernels read them: nothing lost, nothing left over, and MXFP4 brought over exactly where
+ * possible. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -135,7 +136,8 @@ static void mxfp4_lossless(void **state) {
     }
 }
 
-/* Two octaves too many: the smallest values go to the nearest there is, and exactly the changed ones are counted. */
+/* Two octaves too many: the smallest values go to the nearest there is, and exactly the changed ones are
+ * counted. */
 static void mxfp4_counts_its_loss(void **state) {
     (void)state;
     mm_matrix m = make_matrix(64, 64, MM_MXFP4);
@@ -196,8 +198,10 @@ static void refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nvfp4_is_moved),        cmocka_unit_test(mxfp4_lossless),
-        cmocka_unit_test(mxfp4_counts_its_loss), cmocka_unit_test(mxfp4_zeros_and_nans),
+        cmocka_unit_test(nvfp4_is_moved),
+        cmocka_unit_test(mxfp4_lossless),
+        cmocka_unit_test(mxfp4_counts_its_loss),
+        cmocka_unit_test(mxfp4_zeros_and_nans),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,7 +7,9 @@
 
 #include "backend/sm100/tiles.h"
 
-static uint32_t next_random(uint32_t *state) { return *state = *state * 1664525u + 1013904223u, *state >> 16; }
+static uint32_t next_random(uint32_t *state) {
+    return *state = *state * 1664525u + 1013904223u, *state >> 16;
+}
 
 /* The rules of one tile that the kernel relies on. */
 static void check_work(struct sm100_tile t, const struct sm100_work *work, const int32_t *ends) {
@@ -82,7 +84,8 @@ static void edges(void **state) {
     check_all_tiles(NULL, 0);
 }
 
-/* Tiles of a group differ by less than a step: no expert ends in a sliver that reads all the weights again. */
+/* Tiles of a group differ by less than a step: no expert ends in a sliver that reads all the weights again.
+ */
 static void tiles_are_balanced(void **state) {
     (void)state;
     for (uint32_t tile = 0; tile < SM100_TILE_COUNT; tile++)
@@ -96,7 +99,9 @@ static void tiles_are_balanced(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_count_of_one_group), cmocka_unit_test(ragged_groups), cmocka_unit_test(edges),
+        cmocka_unit_test(every_count_of_one_group),
+        cmocka_unit_test(ragged_groups),
+        cmocka_unit_test(edges),
         cmocka_unit_test(tiles_are_balanced),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

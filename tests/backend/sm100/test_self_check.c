@@ -1,4 +1,5 @@
-/* The self-check on the functional model: it passes as the kernels are, and every planted fault is found and named. */
+/* The self-check on the functional model: it passes as the kernels are, and every planted fault is found and
+ * named. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +11,16 @@
 #include "error.h"
 #include "model_machine.h"
 
-enum fault { NONE, SCALES_SHIFTED, CODES_SHIFTED, TOKENS_UNSWIZZLED, BIT_FLIPPED, LAUNCH_FAILS, H_BYTE_WRONG, NEVER_RAN };
+enum fault {
+    NONE,
+    SCALES_SHIFTED,
+    CODES_SHIFTED,
+    TOKENS_UNSWIZZLED,
+    BIT_FLIPPED,
+    LAUNCH_FAILS,
+    H_BYTE_WRONG,
+    NEVER_RAN
+};
 
 /* A machine with something wrong in it. */
 struct faulty {
@@ -63,8 +73,8 @@ static megamoe_status faulty_launch(void *context, const struct sm100_launch *la
 static megamoe_status check_with(enum fault fault, uint32_t *launches) {
     struct faulty f = {.fault = fault};
     f.inner = model_machine(&f.state, 4);
-    struct sm100_machine machine = {&f,          4,          faulty_alloc, faulty_release, faulty_copy,
-                                    faulty_copy, faulty_map, faulty_launch};
+    struct sm100_machine machine = {&f,          4,           faulty_alloc, faulty_release,
+                                    faulty_copy, faulty_copy, faulty_map,   faulty_launch};
     megamoe_status status = mm_sm100_self_check(&machine);
     *launches = f.launches;
     return status;

@@ -1,6 +1,6 @@
 // Writes the tables tensor_memory_scales.csv, tensor_memory_load.csv, operand_k_major_e2m1.csv and instruction_desc.csv
-// by evaluating the vendor's public layout algebra (CuTe, of CUTLASS 7107b05, BSD-3) on the host. Kept beside the tables
-// so that they can be made again; not part of any build.
+// by evaluating the vendor's public layout algebra (CuTe, of CUTLASS 7107b05, BSD-3) on the host. Kept beside the
+// tables so that they can be made again; not part of any build.
 //   nvcc -std=c++17 --expt-relaxed-constexpr -I cutlass/include -o make_tables make_tables.cu && ./make_tables
 #include <cute/tensor.hpp>
 #include <cute/atom/mma_traits_sm100.hpp>
@@ -52,7 +52,8 @@ static void loads(FILE *file) {
 }
 
 template <int m, int n> static void idesc(FILE *file) {
-    const auto desc = UMMA::make_instr_desc_block_scaled<e2m1, e2m1, float, ue4m3, m, n, UMMA::Major::K, UMMA::Major::K>();
+    const auto desc =
+        UMMA::make_instr_desc_block_scaled<e2m1, e2m1, float, ue4m3, m, n, UMMA::Major::K, UMMA::Major::K>();
     fprintf(file, "%d,%d,%u\n", m, n, (unsigned)uint32_t(desc));
 }
 template <int n> static void idescs(FILE *file) {

@@ -1,0 +1,145 @@
+/* Memory, tensor maps and launches on a Blackwell GPU, through the driver. Launches go to the caller's stream
+ * and wait for nothing; copies wait for everything, and belong to loading and to the check. */
+#include "backend/sm100/gpu.h"
+
+#include <string.h>
+
+#include "backend/sm100/arguments.h"
+#include "backend/sm100/tiles.h"
+#include "error.h"
+
+/* Embedded by CMake. */
+extern const unsigned char mm_kernels_sm100_gemm[], mm_kernels_sm100_plan[], mm_kernels_sm100_stage[],
+    mm_kernels_sm100_combine[];
+
+/* In the order of enum sm100_kernel: kernels of one image stand together. */
+static const struct {
+    const unsigned char *image;
+    const char *name;
+} kernels[SM100_KERNEL_COUNT] = {
+    {mm_kernels_sm100_gemm, "sm100_l1_small"}, {mm_kernels_sm100_gemm, "sm100_l1_large"},
+    {mm_kernels_sm100_gemm, "sm100_l2_small"}, {mm_kernels_sm100_gemm, "sm100_l2_large"},
+    {mm_kernels_sm100_gemm, "sm100_l2_wide"},  {mm_kernels_sm100_plan, "sm100_plan"},
+    {mm_kernels_sm100_stage, "sm100_stage"},   {mm_kernels_sm100_combine, "sm100_combine"},
+};
+
+static void *gpu_alloc(void *context, size_t bytes, const char *name) {
+    struct sm100_gpu *gpu = context;
+    CUdeviceptr memory = 0;
+    (void)name; /* who asks says what for, if there is none */
+    if (mm_cuda_enter(gpu->device) != MEGAMOE_OK) return NULL;
+    CUresult result = gpu->device->driver->memory_allocate(&memory, bytes);
+    mm_cuda_leave(gpu->device);
+    if (result != CUDA_SUCCESS) return NULL;
+    gpu->bytes += bytes;
+    return (void *)(uintptr_t)memory;
+}
+
+static void gpu_release(void *context, void *memory) {
+    struct sm100_gpu *gpu = context;
+    if (!memory || mm_cuda_enter(gpu->device) != MEGAMOE_OK) return;
+    gpu->device->driver->memory_free((CUdeviceptr)(uintptr_t)memory);
+    mm_cuda_leave(gpu->device);
+}
+
+static megamoe_status gpu_copy_in(void *context, void *target, const void *source, size_t bytes) {
+    struct sm100_gpu *gpu = context;
+    const mm_driver *driver = gpu->device->driver;
+    MM_TRY(mm_cuda_enter(gpu->device));
+    CUresult result = driver->context_wait();
+    if (result == CUDA_SUCCESS)
+        result = driver->copy_to_device((CUdeviceptr)(uintptr_t)target, source, bytes, gpu->device->stream);
+    if (result == CUDA_SUCCESS) result = driver->stream_wait(gpu->device->stream);
+    mm_cuda_leave(gpu->device);
+    return mm_driver_status(driver, result, "copying to the GPU");
+}
+
+static megamoe_status gpu_copy_out(void *context, void *target, const void *source, size_t bytes) {
+    struct sm100_gpu *gpu = context;
+    const mm_driver *driver = gpu->device->driver;
+    MM_TRY(mm_cuda_enter(gpu->device));
+    CUresult result = driver->context_wait();
+    if (result == CUDA_SUCCESS)
+        result = driver->copy_to_host(target, (CUdeviceptr)(uintptr_t)source, bytes, gpu->device->stream);
+    if (result == CUDA_SUCCESS) result = driver->stream_wait(gpu->device->stream);
+    mm_cuda_leave(gpu->device);
+    return mm_driver_status(driver, result, "reading GPU memory");
+}
+
+static megamoe_status gpu_map(void *context, const struct sm100_map *map, struct sm100_tensor_map *encoded) {
+    const struct sm100_gpu *gpu = context;
+    cuuint64_t dims[3] = {map->dims[0], map->dims[1], map->dims[2]},
+               strides[2] = {map->strides[0], map->strides[1]};
+    const cuuint32_t steps[3] = {1, 1, 1};
+    CUtensorMapDataType type =
+        map->element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+    _Static_assert(sizeof(CUtensorMap) == sizeof *encoded, "a tensor map has 128 bytes");
+    return mm_driver_status(gpu->device->driver,
+                            gpu->device->driver->tensor_map_encode(
+                                (CUtensorMap *)(void *)encoded, type, map->rank, (void *)(uintptr_t)map->base,
+                                dims, strides, map->box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                map->swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+                            "describing an operand");
+}
+
+static megamoe_status gpu_launch(void *context, const struct sm100_launch *launch, void *stream) {
+    const struct sm100_gpu *gpu = context;
+    void *arguments[] = {(void *)(uintptr_t)launch->args};
+    CUlaunchAttribute cluster = {.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                                 .value = {.clusterDim = {launch->cluster, 1, 1}}};
+    CUlaunchConfig config = {.gridDimX = launch->grid,
+                             .gridDimY = 1,
+                             .gridDimZ = 1,
+                             .blockDimX = launch->block,
+                             .blockDimY = 1,
+                             .blockDimZ = 1,
+                             .sharedMemBytes = launch->shared_bytes,
+                             .hStream = stream,
+                             .attrs = &cluster,
+                             .numAttrs = launch->cluster > 1};
+    MM_TRY(mm_cuda_enter(gpu->device));
+    CUresult result = gpu->device->driver->launch(&config, gpu->functions[launch->kernel], arguments, NULL);
+    mm_cuda_leave(gpu->device);
+    return mm_driver_status(gpu->device->driver, result, kernels[launch->kernel].name);
+}
+
+static megamoe_status load_kernel(struct sm100_gpu *gpu, uint32_t i) {
+    const mm_driver *driver = gpu->device->driver;
+    CUresult result = CUDA_SUCCESS;
+    if (i == 0 || kernels[i].image != kernels[i - 1].image) {
+        result = driver->module_load(&gpu->modules[gpu->module_count], kernels[i].image);
+        gpu->module_count += result == CUDA_SUCCESS;
+    }
+    if (result == CUDA_SUCCESS)
+        result =
+            driver->module_function(&gpu->functions[i], gpu->modules[gpu->module_count - 1], kernels[i].name);
+    if (result == CUDA_SUCCESS && i < SM100_TILE_COUNT)
+        result = driver->function_set(gpu->functions[i], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                      (int)sm100_shared_bytes(sm100_tiles[i]));
+    return mm_driver_status(driver, result, kernels[i].name);
+}
+
+megamoe_status mm_sm100_gpu_open(mm_backend_state *device, struct sm100_gpu *gpu,
+                                 struct sm100_machine *machine) {
+    megamoe_status status;
+    *gpu = (struct sm100_gpu){.device = device};
+    MM_TRY(mm_cuda_enter(device));
+    status = MEGAMOE_OK;
+    for (uint32_t i = 0; i < SM100_KERNEL_COUNT && status == MEGAMOE_OK; i++) status = load_kernel(gpu, i);
+    mm_cuda_leave(device);
+    if (status != MEGAMOE_OK) {
+        mm_sm100_gpu_close(gpu);
+        return status;
+    }
+    *machine = (struct sm100_machine){gpu,         device->sm_count, gpu_alloc, gpu_release,
+                                      gpu_copy_in, gpu_copy_out,     gpu_map,   gpu_launch};
+    return MEGAMOE_OK;
+}
+
+void mm_sm100_gpu_close(struct sm100_gpu *gpu) {
+    if (mm_cuda_enter(gpu->device) != MEGAMOE_OK) return;
+    for (uint32_t i = 0; i < gpu->module_count; i++) gpu->device->driver->module_unload(gpu->modules[i]);
+    mm_cuda_leave(gpu->device);
+    gpu->module_count = 0;
+}
