@@ -11,9 +11,10 @@
 #include <immintrin.h>
 
 #include "backend/cpu/avx512_weights.h"
+#include "backend/cpu/vnni.h"
 #include "numerics/e8m0.h"
 
-#define PACKED_ROWS_MIN 4u /* fewer operand rows go through avx512.c */
+#define TILED_ROWS_MIN 3u /* fewer operand rows go through vnni.c: measured on a Sapphire Rapids */
 
 enum {
     TILE = 16,            /* rows of a tile, and its dwords per row */
@@ -25,33 +26,40 @@ enum {
 
 typedef struct panel {
     _Alignas(64) uint16_t weights[2][MM_ROWS_MAX][PITCH];
-    _Alignas(64) float sums[PASSES_MAX][2][2][TILE]
-                           [TILE]; /* [weight half][operand half][weight row][operand row] */
+    _Alignas(64) float sums[PASSES_MAX][2][2][TILE][TILE]; /* [weight half][operand half][weight row][operand row] */
 } panel;
 _Static_assert(sizeof(panel) <= MM_PANEL_BYTES, "the panel fits the scratch of a thread");
 _Static_assert(MM_ROWS_MAX == 2 * TILE && MM_PACK_ROWS == TILE, "a call is two tiles of weight rows");
 
-/* The level below, for few operand rows and for what has no exact BF16 weights. */
+/* The level below, for what is not packed: routers, and weights that are not exact in BF16. */
 static void (*narrow_gemm)(const mm_gemm *g);
 
 /* FP8 under F32 scales is not exact in BF16 once scaled. */
-static bool packs(const mm_matrix *m, uint32_t deciding_rows) {
-    return deciding_rows >= PACKED_ROWS_MIN && !(m->format == MM_FP8 && m->scale_dtype != MEGAMOE_E8M0);
+static bool is_tiled(const mm_matrix *m, uint32_t deciding_rows) {
+    return deciding_rows >= TILED_ROWS_MIN && !(m->format == MM_FP8 && m->scale_dtype != MEGAMOE_E8M0);
 }
 
-static inline size_t padded_columns(uint32_t columns) {
-    return ((size_t)columns + STEP - 1) / STEP * STEP;
+static bool is_walked(const mm_matrix *m, uint32_t deciding_rows) {
+    return deciding_rows < TILED_ROWS_MIN && (m->format == MM_NVFP4 || m->format == MM_MXFP4);
+}
+
+static unsigned packs(const mm_matrix *m, uint32_t deciding_rows) {
+    return is_walked(m, deciding_rows) ? 4 : is_tiled(m, deciding_rows) ? 2 : 0;
 }
 
 /* A tile for every 32 columns: row p holds columns 2 p and 2 p + 1 of the 16 operand rows, a dword each. */
 static void pack(const mm_gemm *g, uint32_t columns, uint32_t first, uint8_t *packed) {
+    if (is_walked(g->matrix, g->deciding_rows)) {
+        mm_vnni_pack(g, columns, first, packed);
+        return;
+    }
     uint32_t rows = g->count - first < TILE ? g->count - first : TILE;
     const uint8_t *source[TILE];
     for (uint32_t r = 0; r < rows; r++) {
         uint32_t row = first + r;
         source[r] = g->operands + g->operand_pitch * (g->operand_index ? g->operand_index[row] : row);
     }
-    for (size_t k = 0; k < padded_columns(columns); k += STEP, packed += TILE * 64) {
+    for (size_t k = 0; k < columns; k += STEP, packed += TILE * 64) {
         uint32_t *tile = (uint32_t *)packed;
         for (uint32_t r = 0; r < TILE; r++) {
             const __m512i dwords = r < rows ? _mm512_load_si512(source[r] + 2 * k) : _mm512_setzero_si512();
@@ -88,9 +96,7 @@ static inline void unpack_row(const mm_gemm *g, uint32_t i, uint32_t begin, unsi
     switch (m->format) {
     case MM_NVFP4: unpack_fp4(g, n, begin, end, row, 4); break;
     case MM_MXFP4: unpack_fp4(g, n, begin, end, row, 5); break;
-    case MM_BF16:
-        memcpy(row, m->codes + n * m->row_bytes + 2 * (size_t)begin, (end - begin) * sizeof *row);
-        break;
+    case MM_BF16: memcpy(row, m->codes + n * m->row_bytes + 2 * (size_t)begin, (end - begin) * sizeof *row); break;
     case MM_FP8: unpack_fp8_scaled(g, n, begin, end, row); break;
     }
 }
@@ -120,11 +126,11 @@ static inline void unpack_next(const mm_gemm *g, unpacking *u) {
 }
 
 /* One segment times 32 operand rows, or 16 if there is no second block. */
-MM_TEMPLATE void multiply(const mm_gemm *g, uint32_t begin, uint32_t pass, unsigned half, unpacking *u,
-                          const bool two, uint32_t columns) {
+MM_TEMPLATE void multiply(const mm_gemm *g, uint32_t begin, uint32_t pass, unsigned half, unpacking *u, const bool two,
+                          uint32_t columns) {
     panel *p = g->panel;
     float(*sums)[2][TILE][TILE] = p->sums[pass];
-    size_t block_bytes = padded_columns(columns) * 2 * TILE, steps = padded_columns(columns) / STEP;
+    size_t block_bytes = padded_columns(columns) * 2 * TILE, steps = (columns + STEP - 1) / STEP;
     const uint8_t *b0 = g->packed + 2 * pass * block_bytes + (size_t)begin * 2 * TILE, *b1 = b0 + block_bytes;
     const uint16_t *a0 = p->weights[half][0], *a1 = p->weights[half][TILE];
     if (begin == 0) {
@@ -160,8 +166,7 @@ MM_TEMPLATE void multiply(const mm_gemm *g, uint32_t begin, uint32_t pass, unsig
 /* Sums lie by weight row; the caller wants them by operand row. */
 static void write_sums(const mm_gemm *g) {
     const panel *p = g->panel;
-    const __m512i by_row =
-        _mm512_slli_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), 4);
+    const __m512i by_row = _mm512_slli_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), 4);
     for (uint32_t r = 0; r < g->count; r++)
         for (uint32_t half = 0; half * TILE < g->row_count; half++) {
             uint32_t left = g->row_count - half * TILE;
@@ -179,9 +184,8 @@ MM_TEMPLATE void packed_gemm(const mm_gemm *g, uint32_t columns, const bool unpa
     configure();
     for (uint32_t i = 0; i < g->row_count && unpacks; i++) unpack_row(g, i, 0, 0);
     for (uint32_t k = 0; k < columns; k += SEGMENT, half ^= 1) {
-        unpacking u = {.next = unpacks && k + SEGMENT < columns ? 0 : UINT32_MAX,
-                       .begin = k + SEGMENT,
-                       .half = half ^ 1};
+        unpacking u = {
+            .next = unpacks && k + SEGMENT < columns ? 0 : UINT32_MAX, .begin = k + SEGMENT, .half = half ^ 1};
         for (uint32_t pass = 0; pass < passes; pass++) {
             if (2 * pass + 1 < blocks)
                 multiply(g, k, pass, unpacks ? half : 0, &u, true, columns);
@@ -195,10 +199,12 @@ MM_TEMPLATE void packed_gemm(const mm_gemm *g, uint32_t columns, const bool unpa
 }
 
 static void gemm(const mm_gemm *g) {
-    if (g->packed)
-        packed_gemm(g, g->matrix->columns, true);
-    else
+    if (!g->packed)
         narrow_gemm(g);
+    else if (is_walked(g->matrix, g->deciding_rows))
+        mm_vnni_gemm(g);
+    else
+        packed_gemm(g, g->matrix->columns, true);
 }
 
 /* Any bytes are operands here: they need not be packed to be multiplied. */

@@ -1,16 +1,14 @@
 /*
  * AVX2 with FMA and F16C: fp32 products. Codes become FP16 by a byte shuffle (E2M1 needs only the upper
- * byte), FP16 becomes fp32, and the scale is multiplied in: all exact.
- *
- * One order of summation for all: lane l of 8 fp32 sums takes k = 8 j + l for j = 0, 1, ...; then the lanes
- * are added as a tree. As in avx512.c a few operand rows go direct and more of them through a panel, with the
- * same bits.
+ * byte), FP16 becomes fp32, and the scale is multiplied in: all exact. A few operand rows go to
+ * avx2_planes.c, which sums in another order, so which of the two runs depends on deciding_rows only.
  */
 #include <immintrin.h>
 #include <stdint.h>
 
-#define DIRECT_OPERANDS 4u
-#define AHEAD_BYTES 2304u
+#include "backend/cpu/avx2_planes.h"
+
+#define FEW_OPERANDS 8u /* up to this many operand rows walk over planes; measured crossover */
 
 /* ---- tiles: 2 x 6 sums, 2 weights and an operand take 15 of the 16 registers ---- */
 
@@ -50,9 +48,8 @@ static inline float tile_reduce(tile_sum sum) {
 /* 16 codes, a byte each in order of k, to the upper bytes of FP16 values, and those times the scale to fp32.
  */
 static inline void decode_group(__m128i codes, float scale, __m256 *w0, __m256 *w1) {
-    const __m128i upper =
-        _mm_setr_epi8(0, 0x38, 0x3C, 0x3E, 0x40, 0x42, 0x44, 0x46, (char)0x80, (char)0xB8, (char)0xBC,
-                      (char)0xBE, (char)0xC0, (char)0xC2, (char)0xC4, (char)0xC6);
+    const __m128i upper = _mm_setr_epi8(0, 0x38, 0x3C, 0x3E, 0x40, 0x42, 0x44, 0x46, (char)0x80, (char)0xB8, (char)0xBC,
+                                        (char)0xBE, (char)0xC0, (char)0xC2, (char)0xC4, (char)0xC6);
     __m128i bytes = _mm_shuffle_epi8(upper, codes), zero = _mm_setzero_si128();
     __m256 s = _mm256_set1_ps(scale);
     *w0 = _mm256_mul_ps(_mm256_cvtph_ps(_mm_unpacklo_epi8(zero, bytes)), s);
@@ -68,8 +65,8 @@ static inline void split_nibbles(__m128i packed, __m128i *first, __m128i *second
 }
 
 /* Four vectors of eight weights, columns k .. k + 31 of `columns`; a last group of 16 fills two. */
-MM_TEMPLATE void decode_columns(const mm_gemm *g, const uint8_t *codes, const uint8_t *scales, size_t k,
-                                size_t columns, const unsigned group_shift, __m256 *w) {
+MM_TEMPLATE void decode_columns(const mm_gemm *g, const uint8_t *codes, const uint8_t *scales, size_t k, size_t columns,
+                                const unsigned group_shift, __m256 *w) {
     const float *table = g->table->scales;
     __m128i packed, first, second;
     if (k + 32 <= columns)
@@ -79,57 +76,6 @@ MM_TEMPLATE void decode_columns(const mm_gemm *g, const uint8_t *codes, const ui
     split_nibbles(packed, &first, &second);
     decode_group(first, table[scales[k >> group_shift]], &w[0], &w[1]);
     if (k + 32 <= columns) decode_group(second, table[scales[(k + 16) >> group_shift]], &w[2], &w[3]);
-}
-
-/* `rows` weight rows times `operands` operand rows; group_shift is 4 or 5. */
-MM_TEMPLATE void direct(const mm_gemm *g, uint32_t row, uint32_t first, const unsigned rows,
-                        const unsigned operands, const unsigned group_shift) {
-    const mm_matrix *m = g->matrix;
-    const uint8_t *codes[4], *scales[4];
-    const float *a[4];
-    size_t k = 0, columns = m->columns;
-    __m256 sums[4][4], w[4];
-    MM_UNROLL for (unsigned i = 0; i < rows; i++) {
-        codes[i] = m->codes + (g->row_first + row + i) * m->row_bytes;
-        scales[i] = m->scales + (g->row_first + row + i) * m->scale_row_bytes;
-        MM_UNROLL for (unsigned j = 0; j < operands; j++) sums[i][j] = _mm256_setzero_ps();
-    }
-    MM_UNROLL for (unsigned j = 0; j < operands; j++) a[j] = operand_row(g, first + j);
-    for (; k + 128 <= columns; k += 128) MM_UNROLL for (unsigned i = 0; i < rows; i++) {
-            _mm_prefetch((const char *)codes[i] + k / 2 + AHEAD_BYTES, _MM_HINT_T0);
-            MM_UNROLL for (size_t c = 0; c < 128; c += 32) {
-                decode_columns(g, codes[i], scales[i], k + c, SIZE_MAX, group_shift, w);
-                MM_UNROLL for (unsigned v = 0; v < 4; v++) MM_UNROLL for (unsigned j = 0; j < operands; j++)
-                    sums[i][j] = _mm256_fmadd_ps(_mm256_load_ps(a[j] + k + c + 8 * v), w[v], sums[i][j]);
-            }
-        }
-    for (; k < columns; k += 32) MM_UNROLL for (unsigned i = 0; i < rows; i++) {
-            decode_columns(g, codes[i], scales[i], k, columns, group_shift, w);
-            for (unsigned v = 0; v < (k + 32 <= columns ? 4 : 2); v++)
-                MM_UNROLL for (unsigned j = 0; j < operands; j++) sums[i][j] =
-                    _mm256_fmadd_ps(_mm256_load_ps(a[j] + k + 8 * v), w[v], sums[i][j]);
-        }
-    MM_UNROLL for (unsigned i = 0; i < rows; i++) MM_UNROLL for (unsigned j = 0; j < operands; j++)
-        g->sums[(first + j) * g->sums_pitch + row + i] = tile_reduce(sums[i][j]);
-}
-
-/* All rows of the call, by a tile that fits the registers. */
-MM_TEMPLATE void direct_rows(const mm_gemm *g, const unsigned group_shift) {
-    for (uint32_t row = 0; row < g->row_count;) {
-        uint32_t left = g->row_count - row;
-        if (g->count == 1 && left >= 4)
-            direct(g, row, 0, 4, 1, group_shift), row += 4;
-        else if (g->count == 2 && left >= 4)
-            direct(g, row, 0, 4, 2, group_shift), row += 4;
-        else if (g->count == 3 && left >= 2)
-            direct(g, row, 0, 2, 3, group_shift), row += 2;
-        else if (g->count == 4 && left >= 2)
-            direct(g, row, 0, 2, 4, group_shift), row += 2;
-        else {
-            for (uint32_t r = 0; r < g->count; r++) direct(g, row, r, 1, 1, group_shift);
-            row++;
-        }
-    }
 }
 
 /* ---- the panel: 16 rows of fp32 weights ---- */
@@ -176,11 +122,14 @@ static void fill_panel(const mm_gemm *g, const void *weights, const tile_segment
     }
 }
 
+/* Whether a few operand rows are worth the walk over planes. */
+static unsigned packs(const mm_matrix *m, uint32_t deciding_rows) {
+    return deciding_rows <= FEW_OPERANDS && (m->format == MM_NVFP4 || m->format == MM_MXFP4) ? 4 : 0;
+}
+
 static void gemm(const mm_gemm *g) {
-    if (g->matrix->format == MM_NVFP4 && g->count <= DIRECT_OPERANDS)
-        direct_rows(g, 4);
-    else if (g->matrix->format == MM_MXFP4 && g->count <= DIRECT_OPERANDS)
-        direct_rows(g, 5);
+    if (g->packed)
+        mm_avx2_planes_gemm(g);
     else
         tiled_gemm(g, NULL, g->matrix->columns, fill_panel);
 }
@@ -228,6 +177,8 @@ void mm_kernels_avx2(mm_kernels *kernels) {
     mm_kernels_avx2_rows(kernels);
     kernels->store = store;
     kernels->gemm = gemm;
+    kernels->packs = packs;
+    kernels->pack = mm_avx2_planes_pack;
     kernels->gemm_f32 = gemm_f32;
     kernels->tiles = tiles;
 }

@@ -35,17 +35,19 @@ MM_TEMPLATE void unpack_fp4(const mm_gemm *g, uint32_t n, uint32_t begin, uint32
     size_t at = 0, bytes = (end - begin) / 2;
     /* the next segment is fetched meanwhile, or the first one of the next call's rows */
     const uint8_t *ahead = end < m->columns ? codes + bytes : m->codes + (n + MM_ROWS_MAX) * m->row_bytes;
+    const uint8_t *scales_ahead =
+        end < m->columns ? scales + ((end - begin) >> group_shift) : m->scales + (n + MM_ROWS_MAX) * m->scale_row_bytes;
+    for (size_t line = 0; line < (end - begin) >> group_shift; line += 64)
+        _mm_prefetch((const char *)scales_ahead + line, _MM_HINT_T1);
     for (; at + 64 <= bytes; at += 64) {
         _mm_prefetch((const char *)ahead + at, _MM_HINT_T1);
         MM_UNROLL for (unsigned c = 0; c < 8; c++) {
             uint8_t scale = scales[(at >> (group_shift - 1)) + (c >> (group_shift - 4))];
-            _mm256_store_si256((__m256i *)(row + 2 * at + 16 * c),
-                               decode_group(codes + at + 8 * c, table, scale));
+            _mm256_store_si256((__m256i *)(row + 2 * at + 16 * c), decode_group(codes + at + 8 * c, table, scale));
         }
     }
     for (; at < bytes; at += 8)
-        _mm256_store_si256((__m256i *)(row + 2 * at),
-                           decode_group(codes + at, table, scales[at >> (group_shift - 1)]));
+        _mm256_store_si256((__m256i *)(row + 2 * at), decode_group(codes + at, table, scales[at >> (group_shift - 1)]));
 }
 
 /* E4M3 to BF16 through a table of the 128 magnitudes. */
@@ -58,8 +60,7 @@ static inline void unpack_fp8(const mm_gemm *g, uint32_t n, uint32_t begin, uint
         __mmask32 valid = end - begin - k < 32 ? 0xFFFF : 0xFFFFFFFF;
         __m512i code = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(valid, codes + k));
         __m512i low = _mm512_permutex2var_epi16(t0, code, t1), high = _mm512_permutex2var_epi16(t2, code, t3);
-        __m512i value =
-            _mm512_mask_blend_epi16(_mm512_test_epi16_mask(code, _mm512_set1_epi16(0x40)), low, high);
+        __m512i value = _mm512_mask_blend_epi16(_mm512_test_epi16_mask(code, _mm512_set1_epi16(0x40)), low, high);
         __m512i sign = _mm512_and_si512(_mm512_slli_epi16(code, 8), _mm512_set1_epi16((short)0x8000));
         _mm512_store_si512(row + k, _mm512_or_si512(value, sign));
     }

@@ -30,8 +30,9 @@ typedef struct mm_cpu_group {
     uint32_t deciding_rows;            /* rows of this expert in the whole batch */
     uint32_t l1_unit_end, l2_unit_end; /* units of all groups up to and including this one */
     bool shared, x_nvfp4, h_nvfp4;
-    bool x_packed, h_packed; /* the operands of L1, of L2 are packed, from row packed_first on */
-    uint32_t packed_first, pack_unit_end;
+    unsigned x_packed, h_packed; /* bytes per value of the packed operands of L1, of L2; 0: not packed */
+    size_t packed_offset;        /* where they begin, in bytes */
+    uint32_t pack_unit_end;
     float h_global; /* nvfp4: of the intermediate; else 1 */
 } mm_cpu_group;
 
@@ -51,9 +52,9 @@ typedef struct mm_cpu_scratch {
     int32_t *pair_row;       /* [C, K], or -1 */
     mm_cpu_group *groups;    /* [loaded + 1] */
     uint8_t *h;              /* [R] operands */
-    uint8_t *packed; /* operands of L1, later of L2, in packed blocks; NULL if the level packs nothing */
-    float *l2;       /* [R, H] */
-    uint8_t *thread_memory; /* [threads] of thread_bytes */
+    uint8_t *packed;         /* operands of L1, later of L2, in packed blocks; NULL if the level packs nothing */
+    float *l2;               /* [R, H] */
+    uint8_t *thread_memory;  /* [threads] of thread_bytes */
     size_t thread_bytes;
     mm_plan plan;
     size_t plan_bytes;
@@ -95,15 +96,12 @@ megamoe_status mm_cpu_route(mm_backend_layer *layer, const megamoe_batch *batch,
                             float *expert_weights, void *stream);
 
 megamoe_status mm_cpu_quantize(mm_backend_state *state, const megamoe_tensor *values, const float *global,
-                               megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals,
-                               void *stream);
-megamoe_status mm_cpu_dequantize(mm_backend_state *state, const megamoe_tensor *codes,
-                                 const megamoe_tensor *scales, const megamoe_tensor *globals,
-                                 megamoe_tensor *values, void *stream);
+                               megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals, void *stream);
+megamoe_status mm_cpu_dequantize(mm_backend_state *state, const megamoe_tensor *codes, const megamoe_tensor *scales,
+                                 const megamoe_tensor *globals, megamoe_tensor *values, void *stream);
 megamoe_status mm_cpu_grouped_gemm(mm_backend_state *state, const megamoe_tensor *rows,
-                                   const megamoe_tensor *row_scales, const mm_matrix *matrices,
-                                   const int32_t *offsets, uint32_t group_count, megamoe_tensor *output,
-                                   void *stream);
+                                   const megamoe_tensor *row_scales, const mm_matrix *matrices, const int32_t *offsets,
+                                   uint32_t group_count, megamoe_tensor *output, void *stream);
 
 /* Whether activations of this matrix are quantized: FP4 weights follow the mode, BF16 and FP8 ones take BF16.
  */
@@ -118,8 +116,7 @@ static inline const mm_scale_table *mm_cpu_table(const mm_backend_state *state, 
 
 /* Bytes of an operand row of `columns` values. */
 static inline size_t mm_cpu_operand_bytes(const mm_kernels *kernels, uint32_t columns) {
-    size_t padded = ((size_t)columns + MM_OPERAND_PAD - 1) / MM_OPERAND_PAD * MM_OPERAND_PAD;
-    return (padded * (kernels->operands_bf16 ? 2 : 4) + 63) / 64 * 64;
+    return (padded_columns(columns) * (kernels->operands_bf16 ? 2 : 4) + 63) / 64 * 64;
 }
 
 /* Values to an operand row, with its padding zeroed. */

@@ -15,9 +15,9 @@
 #include "numerics/nvfp4.h"
 #include "weights.h"
 
-#define MM_OPERAND_PAD 32u /* operand rows are zero-padded to a multiple of this many values */
-#define MM_ROWS_MAX 32u    /* matrix rows of one GEMM call; a call's first row is a multiple of this */
-#define MM_PACK_ROWS 16u   /* operand rows of one packed block */
+#define MM_OPERAND_PAD 128u /* operand rows are zero-padded to a multiple of this many values */
+#define MM_ROWS_MAX 32u     /* matrix rows of one GEMM call; a call's first row is a multiple of this */
+#define MM_PACK_ROWS 16u    /* operand rows of one packed block */
 
 /* What a scale byte means, ready to use: the scale itself, and its products with the 16 codes. */
 typedef struct mm_scale_table {
@@ -30,17 +30,20 @@ typedef struct mm_gemm {
     const mm_matrix *matrix;
     const mm_scale_table *table;   /* E4M3 for NVFP4 and FP8, E8M0 for MXFP4 */
     uint32_t row_first, row_count; /* of the matrix; row_count <= MM_ROWS_MAX */
-    const uint8_t *operands; /* row r at operands + operand_pitch * (operand_index ? operand_index[r] : r) */
-    size_t operand_pitch;    /* bytes, a multiple of 64 */
+    const uint8_t *operands;       /* row r at operands + operand_pitch * (operand_index ? operand_index[r] : r) */
+    size_t operand_pitch;          /* bytes, a multiple of 64 */
     const uint32_t *operand_index;
     const uint8_t *packed; /* the same operands packed, or NULL; a block of MM_PACK_ROWS after the other */
     uint32_t count;        /* operand rows, at least 1 */
-    float *sums; /* sums[r * sums_pitch + n] = operand row r . W row (row_first + n), without globals */
+    float *sums;           /* sums[r * sums_pitch + n] = operand row r . W row (row_first + n), without globals */
     size_t sums_pitch;
-    void *panel; /* scratch of this thread, MM_PANEL_BYTES, aligned to 64 */
-    uint32_t
-        deciding_rows; /* rows that choose the kernel where kernels differ in bits; UINT32_MAX: invariant */
+    void *panel;            /* scratch of this thread, MM_PANEL_BYTES, aligned to 64 */
+    uint32_t deciding_rows; /* rows that choose the kernel where kernels differ in bits; UINT32_MAX: invariant */
 } mm_gemm;
+
+static inline size_t padded_columns(uint32_t columns) {
+    return ((size_t)columns + MM_OPERAND_PAD - 1) / MM_OPERAND_PAD * MM_OPERAND_PAD;
+}
 
 typedef struct mm_quantize_counts {
     uint64_t saturated_blocks, nonfinite_blocks;
@@ -69,18 +72,17 @@ typedef struct mm_kernels {
                      mm_quantize_counts *counts);
     void (*gemm)(const mm_gemm *gemm);
     /*
-     * A level whose GEMM wants many operands in another order has these two, else they are NULL. `packs`:
-     * whether it wants so for this matrix where `deciding_rows` decide. `pack`: rows first .. of one block,
-     * to `packed`.
+     * A level whose GEMM wants operands in another order where `deciding_rows` decide: `packs` gives the
+     * bytes per value of that order, 4 (for at most MM_PACK_ROWS rows), 2, or 0 for operands as they are.
+     * `pack` brings rows first .. of one block there. Both NULL: never.
      */
-    bool (*packs)(const mm_matrix *matrix, uint32_t deciding_rows);
+    unsigned (*packs)(const mm_matrix *matrix, uint32_t deciding_rows);
     void (*pack)(const mm_gemm *gemm, uint32_t columns, uint32_t first, uint8_t *packed);
     /* The same for the F32 weights [.., columns] of a router, which need not be aligned; gemm->matrix is not
      * read. */
     void (*gemm_f32)(const void *weights, uint32_t columns, const mm_gemm *gemm);
     /* h[i] = activation(gate[i], up[i]) * weight; gate may be NULL (relu2). */
-    void (*activate)(const mm_swiglu *f, const float *gate, const float *up, float weight, uint32_t count,
-                     float *h);
+    void (*activate)(const mm_swiglu *f, const float *gate, const float *up, float weight, uint32_t count, float *h);
     void (*combine)(const mm_combine *combine);
     /* The tile loop of `gemm` over a panel that is there already: what the arithmetic gives without
      * dequantizing. */
@@ -96,8 +98,8 @@ uint32_t mm_kernels_levels(mm_kernels levels[MM_LEVELS_MAX]);
 void mm_scale_table_e4m3(mm_scale_table *table);
 void mm_scale_table_e8m0(mm_scale_table *table);
 
-#define MM_PANEL_BYTES                                                                                       \
-    ((size_t)512 * 1024) /* scratch of a GEMM: weights of a segment and sums of a block                      \
+#define MM_PANEL_BYTES                                                                                                 \
+    ((size_t)512 * 1024) /* scratch of a GEMM: weights of a segment and sums of a block                                \
                           */
 
 /* Level by level: each fills what it does better. */

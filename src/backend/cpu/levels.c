@@ -62,11 +62,11 @@ static bool runs_avx512(void) {
            has(cpuid(7, 1).eax, sub1_eax, 1);
 }
 
-/* AMX tiles, AMX-BF16 and AVX512-FP16. Linux grants the tile data of a process on request only. */
+/* AMX tiles, AMX-BF16 and AVX512-VNNI. Linux grants the tile data of a process on request only. */
 static bool runs_amx(void) {
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
-    static const unsigned edx[] = {22, 23, 24};
-    return runs_avx512() && saves(0x600E6) && has(cpuid(7, 0).edx, edx, 3) &&
+    static const unsigned ecx[] = {11}, edx[] = {22, 24};
+    return runs_avx512() && saves(0x600E6) && has(cpuid(7, 0).ecx, ecx, 1) && has(cpuid(7, 0).edx, edx, 2) &&
            syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 

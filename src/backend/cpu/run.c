@@ -40,8 +40,8 @@ static void stage_token(void *context, uint32_t unit, uint32_t thread) {
     uint32_t hidden = c->weights->shape.hidden;
     size_t token = (size_t)c->first + unit;
     size_t element = c->batch->hidden_dtype == MEGAMOE_F32 ? 4 : 2;
-    c->kernels->load((const uint8_t *)c->batch->hidden + token * hidden * element, c->batch->hidden_dtype,
-                     hidden, own.values);
+    c->kernels->load((const uint8_t *)c->batch->hidden + token * hidden * element, c->batch->hidden_dtype, hidden,
+                     own.values);
     mm_cpu_operand_store(c->kernels, own.values, hidden, s->x + unit * s->x_pitch);
     s->x_globals[unit] = 1.0f;
     if (c->weights->activations != MEGAMOE_ACTIVATIONS_NVFP4) return;
@@ -92,9 +92,8 @@ static void choose_token(void *context, uint32_t unit, uint32_t thread) {
     const float *logits = s->logits + (size_t)unit * shape->expert_count;
     size_t token = (size_t)c->first + unit, at = token * shape->experts_per_token;
     mm_router_counts counts = {0};
-    mm_router_choose(shape, &c->weights->router, logits,
-                     c->batch->token_ids ? c->batch->token_ids[token] : -1, s->ids + at, s->weights + at,
-                     &counts);
+    mm_router_choose(shape, &c->weights->router, logits, c->batch->token_ids ? c->batch->token_ids[token] : -1,
+                     s->ids + at, s->weights + at, &counts);
     c->state->tallies[thread].unrouted_tokens += counts.unrouted_tokens;
     if (c->stages->logits)
         memcpy(c->stages->logits + token * shape->expert_count, logits, shape->expert_count * sizeof *logits);
@@ -146,20 +145,26 @@ static uint32_t pack_blocks(uint32_t rows) {
     return (rows + MM_PACK_ROWS - 1) / MM_PACK_ROWS;
 }
 
+/* Room for the packed operands of L1 or of L2, whichever is larger. */
+static size_t packed_bytes(const mm_cpu_group *g) {
+    size_t x = padded_columns(g->expert->up.columns) * g->x_packed;
+    size_t h = padded_columns(g->expert->down.columns) * g->h_packed;
+    return pack_blocks(g->row_count) * (size_t)MM_PACK_ROWS * (x > h ? x : h);
+}
+
 static void add_group(chunk *c, mm_cpu_group group) {
     mm_cpu_group *last = c->group_count ? &c->scratch->groups[c->group_count - 1] : NULL;
     const mm_layer_weights *w = c->weights;
     group.x_nvfp4 = mm_cpu_takes_nvfp4(w, &group.expert->up);
     group.h_nvfp4 = mm_cpu_takes_nvfp4(w, &group.expert->down);
-    group.h_global = group.h_nvfp4 && w->intermediate_mode == MEGAMOE_GLOBAL_STATIC
-                         ? group.expert->intermediate_global
-                         : 1.0f;
+    group.h_global =
+        group.h_nvfp4 && w->intermediate_mode == MEGAMOE_GLOBAL_STATIC ? group.expert->intermediate_global : 1.0f;
     if (c->state->batch_invariant) group.deciding_rows = UINT32_MAX;
     if (c->kernels->packs) {
         group.x_packed = c->kernels->packs(&group.expert->up, group.deciding_rows);
         group.h_packed = c->kernels->packs(&group.expert->down, group.deciding_rows);
     }
-    group.packed_first = last ? last->packed_first + pack_blocks(last->row_count) * MM_PACK_ROWS : 0;
+    group.packed_offset = last ? last->packed_offset + packed_bytes(last) : 0;
     group.pack_unit_end = (last ? last->pack_unit_end : 0) + pack_blocks(group.row_count);
     group.l1_unit_end = (last ? last->l1_unit_end : 0) + units_of(&group.expert->up);
     group.l2_unit_end = (last ? last->l2_unit_end : 0) + units_of(&group.expert->down);
@@ -236,9 +241,12 @@ static const mm_cpu_group *find_group(const chunk *c, uint32_t *unit, unit_list 
     return &groups[low];
 }
 
-/* Where the packed operands of rows first .. of a group lie; first is a multiple of MM_PACK_ROWS. */
-static uint8_t *packed_at(const chunk *c, const mm_cpu_group *g, uint32_t first, uint32_t columns) {
-    return c->scratch->packed + (g->packed_first + first) * mm_cpu_operand_bytes(c->kernels, columns);
+/* Where the packed operands of rows first .. of a group lie, first a multiple of MM_PACK_ROWS; NULL: not
+ * packed. */
+static uint8_t *packed_at(const chunk *c, const mm_cpu_group *g, uint32_t first, bool h) {
+    uint32_t columns = h ? g->expert->down.columns : g->expert->up.columns;
+    size_t row_bytes = padded_columns(columns) * (h ? g->h_packed : g->x_packed);
+    return row_bytes ? c->scratch->packed + g->packed_offset + first * row_bytes : NULL;
 }
 
 /* A block of operands of L1 (h: of L2) that its GEMM wants packed. */
@@ -246,14 +254,16 @@ static void pack_unit(const chunk *c, uint32_t unit, bool h) {
     mm_cpu_scratch *s = c->scratch;
     const mm_cpu_group *g = find_group(c, &unit, UNITS_PACK);
     uint32_t columns = h ? g->expert->down.columns : g->expert->up.columns, first = unit * MM_PACK_ROWS;
-    mm_gemm gemm = {.operands = h            ? s->h + g->row_first * s->h_pitch
+    mm_gemm gemm = {.matrix = h ? &g->expert->down : &g->expert->up,
+                    .deciding_rows = g->deciding_rows,
+                    .operands = h            ? s->h + g->row_first * s->h_pitch
                                 : g->x_nvfp4 ? s->x_nvfp4
                                              : s->x,
                     .operand_pitch = h ? s->h_pitch : s->x_pitch,
                     .operand_index = h ? NULL : s->row_token + g->row_first,
                     .count = g->row_count};
-    if (h ? g->h_packed : g->x_packed)
-        c->kernels->pack(&gemm, columns, first, packed_at(c, g, first, columns));
+    uint8_t *packed = packed_at(c, g, first, h);
+    if (packed) c->kernels->pack(&gemm, columns, first, packed);
 }
 
 static void pack_x(void *context, uint32_t unit, uint32_t thread) {
@@ -286,8 +296,8 @@ static void finish_sums(const mm_matrix *m, uint32_t n, uint32_t count, float in
 }
 
 /* gate and up of one row, columns n .. n + count, to h in operand form. */
-static void activate_row(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, uint32_t thread,
-                         uint32_t row, uint32_t n, uint32_t count, float *gate, float *up) {
+static void activate_row(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, uint32_t thread, uint32_t row,
+                         uint32_t n, uint32_t count, float *gate, float *up) {
     mm_cpu_scratch *s = c->scratch;
     const megamoe_stages *out = c->stages;
     uint32_t slots = c->weights->shape.experts_per_token, columns = c->weights->shape.intermediate;
@@ -301,8 +311,7 @@ static void activate_row(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *o
     finish_sums(&g->expert->up, n, count, input, up);
     c->kernels->activate(g->swiglu, gate, up, weight, count, h);
     if (g->h_nvfp4)
-        c->kernels->quantize(h, count, g->h_global, own->codes, own->scales,
-                             &c->state->tallies[thread].blocks);
+        c->kernels->quantize(h, count, g->h_global, own->codes, own->scales, &c->state->tallies[thread].blocks);
     c->kernels->store(h, count, operand + n * (c->kernels->operands_bf16 ? 2u : 4u));
     if (g->shared) return;
 
@@ -311,8 +320,7 @@ static void activate_row(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *o
     if (out->h && !g->h_nvfp4)
         for (uint32_t i = 0; i < count; i++) out->h[pair * columns + n + i] = mm_bf16_from_f32(h[i]);
     if (out->h_codes && g->h_nvfp4) memcpy(out->h_codes + (pair * columns + n) / 2, own->codes, count / 2);
-    if (out->h_scales && g->h_nvfp4)
-        memcpy(out->h_scales + (pair * columns + n) / 16, own->scales, count / 16);
+    if (out->h_scales && g->h_nvfp4) memcpy(out->h_scales + (pair * columns + n) / 16, own->scales, count / 16);
     if (out->h_globals && g->h_nvfp4) out->h_globals[pair] = g->h_global;
 }
 
@@ -329,7 +337,7 @@ static void l1_block(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, 
                     .operands = g->x_nvfp4 ? s->x_nvfp4 : s->x,
                     .operand_pitch = s->x_pitch,
                     .operand_index = s->row_token + first,
-                    .packed = g->x_packed ? packed_at(c, g, first - g->row_first, e->up.columns) : NULL,
+                    .packed = packed_at(c, g, first - g->row_first, false),
                     .count = count,
                     .sums = own->sums + MM_ROWS_MAX,
                     .sums_pitch = 2 * (size_t)MM_ROWS_MAX,
@@ -344,8 +352,7 @@ static void l1_block(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, 
     }
     for (uint32_t r = 0; r < count; r++) {
         float *gate = own->sums + (size_t)r * 2 * MM_ROWS_MAX;
-        activate_row(c, g, own, thread, first + r, n, gemm.row_count, gated ? gate : NULL,
-                     gate + MM_ROWS_MAX);
+        activate_row(c, g, own, thread, first + r, n, gemm.row_count, gated ? gate : NULL, gate + MM_ROWS_MAX);
     }
 }
 
@@ -374,7 +381,7 @@ static void l2_block(const chunk *c, const mm_cpu_group *g, uint32_t thread, uin
                     .row_count = m->rows - n < MM_ROWS_MAX ? m->rows - n : MM_ROWS_MAX,
                     .operands = s->h + (g->row_first + first) * s->h_pitch,
                     .operand_pitch = s->h_pitch,
-                    .packed = g->h_packed ? packed_at(c, g, first, m->columns) : NULL,
+                    .packed = packed_at(c, g, first, true),
                     .count = count,
                     .sums = sums,
                     .sums_pitch = s->l2_pitch,
@@ -438,8 +445,7 @@ static void combine_token(void *context, uint32_t unit, uint32_t thread) {
     c->kernels->combine(&combine);
     if (c->stages->shared && w->shared)
         memcpy(c->stages->shared + token * hidden, combine.shared, hidden * sizeof *combine.shared);
-    if (c->stages->output)
-        memcpy(c->stages->output + token * hidden, combine.output, hidden * sizeof(uint16_t));
+    if (c->stages->output) memcpy(c->stages->output + token * hidden, combine.output, hidden * sizeof(uint16_t));
 }
 
 static void run_chunk(chunk *c) {
@@ -518,8 +524,7 @@ megamoe_status mm_cpu_run(mm_backend_layer *layer, const megamoe_batch *batch, c
     bool staged;
     (void)stream;
     if (given)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT,
-                       "given stages are read by the reference backend only, not by cpu");
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "given stages are read by the reference backend only, not by cpu");
     clear_stages(&c);
     route_batch(&c);
     staged = !batch->expert_ids && batch->token_count <= MM_CHUNK_TOKENS;
