@@ -72,7 +72,6 @@ static megamoe_status model_launch(void *context, const struct sm100_launch *lau
     options.struct_size = sizeof options;
     options.seed = state->seed++;
     options.time_runs = state->time_runs;
-    options.resident_ctas = 16; // every thread has a stack: a grid of a CTA per token would need too many
     static struct sm100_model_report report;
     if (sm100_model_run(&one, 1, &options, &report) != SM100_MODEL_OK)
         return mm_fail(MEGAMOE_DEVICE_ERROR, "seed %llu: %s", (unsigned long long)options.seed, report.message);
