@@ -12,7 +12,6 @@
 
 #include "backend/cpu/avx512_weights.h"
 #include "backend/cpu/vnni.h"
-#include "numerics/e8m0.h"
 
 #define TILED_ROWS_MIN 3u /* fewer operand rows go through vnni.c: measured on a Sapphire Rapids */
 
@@ -72,21 +71,6 @@ static void pack(const mm_gemm *g, uint32_t columns, uint32_t first, uint8_t *pa
 
 /* ---- the panel ---- */
 
-/* FP8 codes become BF16 in `row`; then each block of them is multiplied by its power of two, which is exact.
- */
-static void unpack_fp8_scaled(const mm_gemm *g, uint32_t n, uint32_t begin, uint32_t end, uint16_t *row) {
-    const mm_matrix *m = g->matrix;
-    const uint8_t *scales = m->scales + n / m->block_rows * m->scale_row_bytes;
-    unpack_fp8(g, n, begin, end, row);
-    for (uint32_t k = begin; k < end; k += 16) {
-        __m512 scale = _mm512_set1_ps(mm_e8m0_to_f32(scales[k / m->block_columns]));
-        __m256i *at = (__m256i *)(row + (k - begin));
-        __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_load_si256(at)), 16);
-        __m512 scaled = _mm512_mul_ps(_mm512_castsi512_ps(wide), scale);
-        _mm256_store_si256(at, _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(scaled), 16)));
-    }
-}
-
 /* Columns begin .. of row i of the call, into panel `half`. */
 static inline void unpack_row(const mm_gemm *g, uint32_t i, uint32_t begin, unsigned half) {
     const mm_matrix *m = g->matrix;
@@ -97,7 +81,7 @@ static inline void unpack_row(const mm_gemm *g, uint32_t i, uint32_t begin, unsi
     case MM_NVFP4: unpack_fp4(g, n, begin, end, row, 4); break;
     case MM_MXFP4: unpack_fp4(g, n, begin, end, row, 5); break;
     case MM_BF16: memcpy(row, m->codes + n * m->row_bytes + 2 * (size_t)begin, (end - begin) * sizeof *row); break;
-    case MM_FP8: unpack_fp8_scaled(g, n, begin, end, row); break;
+    case MM_FP8: unpack_fp8(g, n, begin, end, row); break;
     }
 }
 

@@ -7,6 +7,8 @@
 #include <immintrin.h>
 #include <stdint.h>
 
+#include "backend/cpu/kernels.h"
+
 #define FEW_OPERANDS 16u  /* up to this many operand rows walk; measured crossover */
 #define AHEAD_BYTES 3072u /* how far before the walk codes are prefetched: measured */
 
@@ -17,6 +19,10 @@ typedef __m512bh tile_vector;
 typedef __m512 tile_sum;
 enum { TILE_COLUMNS = 32, TILE_ROWS = 4, TILE_OPERANDS = 6, TILE_SEGMENT = 2048 };
 
+/* F32 scales times E4M3 are not exact in BF16. */
+static inline bool tile_scales_sums(const mm_matrix *m) {
+    return m->scale_dtype == MEGAMOE_F32;
+}
 static inline tile_sum tile_zero(void) {
     return _mm512_setzero_ps();
 }

@@ -5,6 +5,7 @@
  *     TILE_COLUMNS                          values in a tile_vector
  *     TILE_ROWS, TILE_OPERANDS              sums that fit the registers, with the vectors they are made of
  *     TILE_SEGMENT                          columns of a panel: 16 rows of it stay in L1
+ *     tile_scales_sums                      whether FP8 scales of this matrix are applied to sums, not in the panel
  *     tile_zero, tile_load_sum, tile_store_sum, tile_load, tile_multiply, tile_scale, tile_reduce
  *
  * Columns are taken a segment at a time: its weights are dequantized into the panel and multiplied with all
@@ -13,7 +14,6 @@
  */
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/unroll.h"
-#include "numerics/e8m0.h"
 
 static inline const tile_element *operand_row(const mm_gemm *g, uint32_t r) {
     return (const tile_element *)(g->operands + g->operand_pitch * (g->operand_index ? g->operand_index[r] : r));
@@ -101,17 +101,14 @@ static void reduce_block(const mm_gemm *g, uint32_t first, uint32_t count) {
 static tile_segment segment_at(const mm_gemm *g, uint32_t columns, uint32_t k) {
     const mm_matrix *m = g->matrix;
     tile_segment s = {.begin = k, .end = columns - k < TILE_SEGMENT ? columns : k + TILE_SEGMENT};
-    s.scaled = m && m->format == MM_FP8;
+    s.scaled = m && m->format == MM_FP8 && tile_scales_sums(m);
     if (!s.scaled) return s;
     uint32_t block = k / m->block_columns;
     if (s.end - block * m->block_columns > m->block_columns) s.end = (block + 1) * m->block_columns;
     for (uint32_t i = 0; i < MM_ROWS_MAX; i++) {
         uint32_t n = g->row_first + (i < g->row_count ? i : 0);
         const uint8_t *row = m->scales + n / m->block_rows * m->scale_row_bytes;
-        if (m->scale_dtype == MEGAMOE_E8M0)
-            s.scales[i] = mm_e8m0_to_f32(row[block]);
-        else
-            memcpy(&s.scales[i], row + block * sizeof(float), sizeof(float));
+        memcpy(&s.scales[i], row + block * sizeof(float), sizeof(float));
     }
     return s;
 }
