@@ -194,10 +194,13 @@ void mm_layer_parts_free(mm_layer_parts *parts) {
 
 megamoe_status mm_layer_from_checkpoint(const mm_backend *backend, const megamoe_checkpoint *checkpoint,
                                         uint32_t layer, const megamoe_layer_options *options,
-                                        mm_layer_parts *parts) {
+                                        const megamoe_device_options *device, mm_layer_parts *parts) {
+    const mm_load_report report = {options->progress, options->progress_context, device->log,
+                                   device->log_context};
     mm_layer_source *source = &parts->source;
     mm_layer_weights *w = &parts->weights;
-    MM_TRY(mm_checkpoint_read_layer(checkpoint, layer, options->expert_first, options->expert_count, source));
+    MM_TRY(mm_checkpoint_read_layer(checkpoint, layer, options->expert_first, options->expert_count, &report,
+                                    source));
     w->shape = source->shape;
     MM_TRY(mm_shape_complete(&w->shape));
     w->experts = source->experts;

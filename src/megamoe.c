@@ -13,6 +13,7 @@ struct megamoe_device {
     const mm_backend *backend;
     mm_backend_state *state;
     megamoe_device_options options;
+    uint64_t copied_bytes; /* of its layers: weights whose layout allows no use in place */
     bool zero_output; /* MEGA_MOE_STATIC=1 */
     bool debug;       /* MEGAMOE_DEBUG=1, and there is a log to write to */
 };
@@ -118,7 +119,7 @@ uint32_t megamoe_device_threads(const megamoe_device *device) {
 
 void megamoe_device_memory(const megamoe_device *device, uint64_t *host_bytes, uint64_t *device_bytes) {
     mm_device_facts facts = facts_of(device);
-    if (host_bytes) *host_bytes = facts.host_bytes;
+    if (host_bytes) *host_bytes = facts.host_bytes + device->copied_bytes;
     if (device_bytes) *device_bytes = facts.device_bytes;
 }
 
@@ -160,7 +161,8 @@ megamoe_status megamoe_layer_load(megamoe_device *device, const megamoe_checkpoi
     if (!layer) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a layer");
     layer->device = device;
     layer->checkpoint = checkpoint;
-    status = mm_layer_from_checkpoint(device->backend, checkpoint, index, options, &layer->parts);
+    status = mm_layer_from_checkpoint(device->backend, checkpoint, index, options, &device->options,
+                                      &layer->parts);
     if (status == MEGAMOE_OK)
         status = device->backend->layer_create(device->state, &layer->parts.weights, false, options,
                                                &layer->state);
@@ -168,6 +170,7 @@ megamoe_status megamoe_layer_load(megamoe_device *device, const megamoe_checkpoi
         megamoe_layer_close(layer);
         return status;
     }
+    device->copied_bytes += layer->parts.source.copied_bytes;
     *out = layer;
     return MEGAMOE_OK;
 }
@@ -200,7 +203,10 @@ megamoe_status megamoe_layer_create(megamoe_device *device, const megamoe_layer_
 
 void megamoe_layer_close(megamoe_layer *layer) {
     if (!layer) return;
-    if (layer->state) layer->device->backend->layer_close(layer->state);
+    if (layer->state) {
+        layer->device->backend->layer_close(layer->state);
+        layer->device->copied_bytes -= layer->parts.source.copied_bytes;
+    }
     mm_layer_parts_free(&layer->parts);
     free(layer);
 }

@@ -68,6 +68,7 @@ typedef struct mm_layer_weights {
 } mm_layer_weights;
 
 const char *mm_format_name(mm_format format);      /* "nvfp4", "mxfp4", "bf16", "fp8" */
+uint64_t mm_scale_bytes(const mm_matrix *matrix);
 uint64_t mm_matrix_bytes(const mm_matrix *matrix); /* codes and scales */
 
 #endif

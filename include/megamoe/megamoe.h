@@ -263,7 +263,10 @@ typedef struct megamoe_limits {
 } megamoe_limits;
 MEGAMOE_API megamoe_status megamoe_device_measure(megamoe_device *device, megamoe_limits *limits);
 
-/* Host scratch memory the device holds now, in bytes, beyond mapped checkpoints; and device memory. */
+/*
+ * Host memory the device holds now, in bytes, beyond mapped checkpoints: scratch, and its layers' copies of
+ * transposed stacks (docs/formats.md, "Stacks"); and device memory.
+ */
 MEGAMOE_API void megamoe_device_memory(const megamoe_device *device, uint64_t *host_bytes,
                                        uint64_t *device_bytes);
 
@@ -276,7 +279,8 @@ typedef struct megamoe_layer_options {
     bool routing_weight_before;                       /* weight h instead of the result of L2 */
     bool shared_unclamped;               /* no swiglu_limit on the shared expert (the first V4 release) */
     uint32_t expert_first, expert_count; /* to load; count 0: all this rank owns and the file has */
-    bool (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes); /* false cancels */
+    /* Bytes read from the checkpoint; then, on a GPU, from 0 again, bytes brought there. false cancels. */
+    bool (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_context;
 } megamoe_layer_options;
 

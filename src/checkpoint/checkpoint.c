@@ -6,6 +6,7 @@
 #include "checkpoint/examine.h"
 #include "checkpoint/layers.h"
 #include "checkpoint/quantization.h"
+#include "checkpoint/report.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/scan.h"
 #include "checkpoint/source.h"
@@ -271,22 +272,45 @@ static megamoe_status expert_scan(const megamoe_checkpoint *checkpoint, mm_readi
     return status;
 }
 
+static void owned_free(void **owned, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) free(owned[i]);
+    free(owned);
+}
+
+/*
+ * One expert (or the shared one) with its scales as a load would have them, converted and turned. What cannot
+ * be read at all is among the anomalies since the checkpoint was opened; only what conversion finds is new.
+ */
+static megamoe_status expert_examine(const megamoe_checkpoint *checkpoint, mm_reading *reading,
+                                     const mm_layer_tensors *tensors, const mm_layer_plan *plan,
+                                     mm_place place, uint32_t number) {
+    bool routed = place == MM_PLACE_EXPERT, present = true;
+    mm_expert expert;
+    megamoe_status status = MEGAMOE_OK;
+    for (mm_copies copies = MM_COPY_NOTHING; copies <= MM_COPY_SCALES; copies++) {
+        reading->copies = copies;
+        status = routed ? mm_expert_read(reading, tensors, plan, number, &expert)
+                        : mm_shared_read(reading, tensors, plan, &expert, &present);
+        if (copies == MM_COPY_NOTHING && (status != MEGAMOE_OK || !present)) return MEGAMOE_OK;
+    }
+    status = status == MEGAMOE_OK ? expert_scan(checkpoint, reading, tensors, place, &expert, number, true)
+                                  : mm_failure_note(reading, status, checkpoint->anomalies);
+    owned_free(reading->owned, reading->owned_count);
+    reading->owned = NULL;
+    reading->owned_count = 0;
+    return status;
+}
+
 megamoe_status megamoe_checkpoint_scan(megamoe_checkpoint *checkpoint, uint32_t layer) {
     const mm_layer_tensors *tensors;
     mm_reading reading = reading_begin(checkpoint, layer);
     mm_layer_plan plan;
-    mm_expert expert;
-    bool shared;
     MM_TRY(layer_find(checkpoint, layer, &tensors));
     MM_TRY(all_unchanged(checkpoint));
     MM_TRY(mm_layer_plan_make(&reading, tensors, &plan));
     for (uint32_t e = plan.expert_first; e < plan.expert_end; e++)
-        /* experts that cannot be read are among the anomalies since the checkpoint was opened */
-        if (mm_expert_read(&reading, tensors, &plan, e, &expert) == MEGAMOE_OK)
-            MM_TRY(expert_scan(checkpoint, &reading, tensors, MM_PLACE_EXPERT, &expert, e, true));
-    if (mm_shared_read(&reading, tensors, &plan, &expert, &shared) != MEGAMOE_OK || !shared)
-        return MEGAMOE_OK;
-    return expert_scan(checkpoint, &reading, tensors, MM_PLACE_SHARED, &expert, 0, true);
+        MM_TRY(expert_examine(checkpoint, &reading, tensors, &plan, MM_PLACE_EXPERT, e));
+    return expert_examine(checkpoint, &reading, tensors, &plan, MM_PLACE_SHARED, 0);
 }
 
 /* Input scales of all experts in the files: every rank stages with the same global scale. */
@@ -318,32 +342,66 @@ static megamoe_status range_check(const mm_reading *reading, const mm_layer_plan
                    first, first + *count - 1, plan->expert_first, plan->expert_end - 1);
 }
 
+/* What a load reads of one expert: its scales, unless nobody looks at them, and what it copies. */
+static uint64_t bytes_read(const mm_reading *reading, const mm_expert *expert, bool scans, uint64_t copied_before) {
+    uint64_t bytes = reading->copied_bytes - copied_before;
+    if (bytes || !scans) return bytes; /* a copy holds the scales too */
+    return (expert->gate.codes ? mm_scale_bytes(&expert->gate) : 0) + mm_scale_bytes(&expert->up) +
+           mm_scale_bytes(&expert->down);
+}
+
+/* Reads and scans expert by expert, so that each one's pages are touched once and progress follows the reading. */
+static megamoe_status routed_read(const megamoe_checkpoint *checkpoint, mm_reading *reading,
+                                  const mm_layer_tensors *tensors, const mm_layer_plan *plan,
+                                  mm_reporting *reporting, mm_layer_source *source) {
+    bool scans = !checkpoint->skip_scan || checkpoint->repair;
+    for (uint32_t i = 0; i < source->expert_count; i++) {
+        uint32_t expert = source->expert_first + i;
+        uint64_t copied_before = reading->copied_bytes, bytes;
+        double began = mm_report_now();
+        const mm_tensor *scale = mm_scale_tensor(tensors, MM_PLACE_EXPERT, expert, MM_UP);
+        MM_TRY(mm_expert_read(reading, tensors, plan, expert, &source->experts[i]));
+        if (scans)
+            MM_TRY(expert_scan(checkpoint, reading, tensors, MM_PLACE_EXPERT, &source->experts[i], expert, false));
+        bytes = bytes_read(reading, &source->experts[i], scans, copied_before);
+        reporting->total_bytes = bytes * source->expert_count;
+        if (!scale) scale = reading->transposed; /* a copy of a stack that has no scales */
+        if (bytes && scale) MM_TRY(mm_report_step(reporting, scale->shard, bytes, began));
+    }
+    return MEGAMOE_OK;
+}
+
 static megamoe_status experts_read(const megamoe_checkpoint *checkpoint, mm_reading *reading,
                                    const mm_layer_tensors *tensors, const mm_layer_plan *plan,
-                                   mm_layer_source *source) {
+                                   const mm_load_report *report, mm_layer_source *source) {
+    mm_reporting reporting = {.to = report};
+    megamoe_status status;
     bool shared;
     source->experts = calloc(source->expert_count, sizeof *source->experts);
     source->shared = calloc(1, sizeof *source->shared);
-    if (!source->experts || !source->shared)
+    reporting.rates = calloc(checkpoint->tensors.shard_count, sizeof *reporting.rates);
+    if (!source->experts || !source->shared || !reporting.rates) {
+        free(reporting.rates);
         return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %u experts", source->expert_count);
-    for (uint32_t i = 0; i < source->expert_count; i++)
-        MM_TRY(mm_expert_read(reading, tensors, plan, source->expert_first + i, &source->experts[i]));
+    }
+    status = routed_read(checkpoint, reading, tensors, plan, &reporting, source);
+    if (status == MEGAMOE_OK) mm_report_end(&reporting, &checkpoint->tensors);
+    free(reporting.rates);
+    if (status != MEGAMOE_OK) return status;
     MM_TRY(mm_shared_read(reading, tensors, plan, source->shared, &shared));
     if (!shared) {
         free(source->shared);
         source->shared = NULL;
+        return MEGAMOE_OK;
     }
     if (checkpoint->skip_scan && !checkpoint->repair) return MEGAMOE_OK;
-    for (uint32_t i = 0; i < source->expert_count; i++)
-        MM_TRY(expert_scan(checkpoint, reading, tensors, MM_PLACE_EXPERT, &source->experts[i],
-                           source->expert_first + i, false));
-    if (!shared) return MEGAMOE_OK;
     return expert_scan(checkpoint, reading, tensors, MM_PLACE_SHARED, source->shared, 0, false);
 }
 
 static megamoe_status source_fill(const megamoe_checkpoint *checkpoint, mm_reading *reading,
                                   const mm_layer_tensors *tensors, uint32_t expert_first,
-                                  uint32_t expert_count, mm_layer_source *source) {
+                                  uint32_t expert_count, const mm_load_report *report,
+                                  mm_layer_source *source) {
     mm_layer_plan plan;
     MM_TRY(mm_layer_plan_make(reading, tensors, &plan));
     source->shape = plan.shape;
@@ -354,12 +412,12 @@ static megamoe_status source_fill(const megamoe_checkpoint *checkpoint, mm_readi
     source->present_first = plan.expert_first;
     source->present_count = plan.expert_end - plan.expert_first;
     MM_TRY(input_scales_read(reading, tensors, &plan, source));
-    reading->copies = true;
+    reading->copies = MM_COPY_ALL;
     reading->shard_used = calloc(checkpoint->tensors.shard_count, sizeof *reading->shard_used);
     source->shards = malloc(checkpoint->tensors.shard_count * sizeof *source->shards);
     if (!reading->shard_used || !source->shards)
         return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %u shards", checkpoint->tensors.shard_count);
-    MM_TRY(experts_read(checkpoint, reading, tensors, &plan, source));
+    MM_TRY(experts_read(checkpoint, reading, tensors, &plan, report, source));
     MM_TRY(mm_router_read(reading, tensors, &plan, &source->router));
     source->declares_nvfp4_activations =
         plan.format == MM_NVFP4 &&
@@ -372,17 +430,18 @@ static megamoe_status source_fill(const megamoe_checkpoint *checkpoint, mm_readi
 
 megamoe_status mm_checkpoint_read_layer(const megamoe_checkpoint *checkpoint, uint32_t layer,
                                         uint32_t expert_first, uint32_t expert_count,
-                                        mm_layer_source *source) {
+                                        const mm_load_report *report, mm_layer_source *source) {
     const mm_layer_tensors *tensors;
     mm_reading reading = reading_begin(checkpoint, layer);
     mm_layer_source filled = {0};
     megamoe_status status;
     MM_TRY(layer_find(checkpoint, layer, &tensors));
     MM_TRY(all_unchanged(checkpoint));
-    status = source_fill(checkpoint, &reading, tensors, expert_first, expert_count, &filled);
+    status = source_fill(checkpoint, &reading, tensors, expert_first, expert_count, report, &filled);
     free(reading.shard_used);
     filled.owned = reading.owned;
     filled.owned_count = reading.owned_count;
+    filled.copied_bytes = reading.copied_bytes;
     if (status == MEGAMOE_OK)
         *source = filled;
     else
@@ -391,8 +450,7 @@ megamoe_status mm_checkpoint_read_layer(const megamoe_checkpoint *checkpoint, ui
 }
 
 void mm_layer_source_free(mm_layer_source *source) {
-    for (uint32_t i = 0; i < source->owned_count; i++) free(source->owned[i]);
-    free(source->owned);
+    owned_free(source->owned, source->owned_count);
     free(source->experts);
     free(source->input_scales);
     free(source->intermediate_scales);

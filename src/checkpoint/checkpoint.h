@@ -26,15 +26,24 @@ typedef struct mm_layer_source {
     uint32_t shard_count;
     void **owned; /* copies behind router.bias, router.token_experts, and what the file misaligns */
     uint32_t owned_count;
+    uint64_t copied_bytes; /* weights that are copies, because their stacks are transposed; else 0 */
 } mm_layer_source;
+
+/* Who hears how a load goes; NULL fields are not called. Bytes are those that a load reads: scales and copies. */
+typedef struct mm_load_report {
+    bool (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes); /* false cancels */
+    void *progress_context;
+    megamoe_log log;
+    void *log_context;
+} mm_load_report;
 
 /*
  * Finds, checks and (unless skip_scan) scans the tensors of experts first..first+count-1 of model layer
- * `layer`; count 0: all that the file has. Errors name file, tensor, layer, expert and index.
+ * `layer`; count 0: all that the file has. report may be NULL. Errors name file, tensor, layer, expert and index.
  */
 megamoe_status mm_checkpoint_read_layer(const megamoe_checkpoint *checkpoint, uint32_t layer,
                                         uint32_t expert_first, uint32_t expert_count,
-                                        mm_layer_source *source);
+                                        const mm_load_report *report, mm_layer_source *source);
 void mm_layer_source_free(mm_layer_source *source);
 
 /* IO_ERROR if one of these shards is no longer as long as when mapped: reading it would be a SIGBUS. */

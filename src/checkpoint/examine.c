@@ -19,17 +19,40 @@ typedef struct examination {
     uint32_t contradictions;
 } examination;
 
-/* The failure that has just been set becomes an anomaly; running out of memory stays a failure. */
-static megamoe_status failure_note(examination *x, megamoe_status status) {
+megamoe_status mm_failure_note(const mm_reading *reading, megamoe_status status, mm_anomalies *anomalies) {
     mm_anomaly_place place = {.is_error = true,
-                              .kind = x->reading.kind,
-                              .tensor = x->reading.refused,
-                              .layer = (int32_t)x->layer->layer,
-                              .expert = x->reading.expert};
+                              .kind = reading->kind,
+                              .tensor = reading->refused,
+                              .layer = (int32_t)reading->layer,
+                              .expert = reading->expert};
     char sentence[1024];
     if (status == MEGAMOE_OUT_OF_MEMORY || !place.kind) return status;
     snprintf(sentence, sizeof sentence, "%s", megamoe_error_message());
-    return mm_anomalies_add(x->anomalies, &place, "%s", sentence);
+    return mm_anomalies_add(anomalies, &place, "%s", sentence);
+}
+
+static megamoe_status failure_note(examination *x, megamoe_status status) {
+    return mm_failure_note(&x->reading, status, x->anomalies);
+}
+
+/* The only weights that are not used where they are mapped: that costs memory, so it is said before a load. */
+static megamoe_status transposed_note(examination *x) {
+    const mm_tensor *stack = x->reading.transposed;
+    mm_anomaly_place place = {.kind = "transposed-stack",
+                              .tensor = stack ? stack->name : NULL,
+                              .layer = (int32_t)x->layer->layer,
+                              .expert = -1,
+                              .remedy = "Plan this memory for each rank, or publish the stacks as [experts, out, in], "
+                                        "which are used in place."};
+    char shape[128];
+    if (!stack) return MEGAMOE_OK;
+    mm_tensor_shape_text(stack, shape, sizeof shape);
+    return mm_anomalies_add(x->anomalies, &place,
+                            "tensor %s is %s, stacked as [experts, in, out]: its rows are copied when the layer is "
+                            "loaded, %.2f MB of memory for each expert, %.2f MB for all %u of layer %u",
+                            stack->name, shape, (double)x->info->expert_bytes / 1e6,
+                            (double)x->info->expert_bytes * x->info->experts_present / 1e6,
+                            x->info->experts_present, x->layer->layer);
 }
 
 static megamoe_status contradiction_note(examination *x, const char *key, uint32_t declared, uint32_t found) {
@@ -219,6 +242,7 @@ megamoe_status mm_layer_examine(const mm_tensors *tensors, const mm_config *conf
     MM_TRY(sizes_compare(&x));
     MM_TRY(formats_compare(&x));
     MM_TRY(experts_examine(&x));
+    MM_TRY(transposed_note(&x));
     MM_TRY(router_examine(&x));
     status = shared_examine(&x);
     *contradictions += x.contradictions;

@@ -86,6 +86,54 @@ static megamoe_status view_make(mm_reading *reading, const mm_tensor *tensor, co
     return MEGAMOE_OK;
 }
 
+/* Bytes of one element, as a transposition moves them: two FP4 values that lie along K count as one. */
+static size_t element_bytes(const mm_tensor *tensor) {
+    switch (mm_tensor_dtype(tensor)) {
+    case MEGAMOE_F32: return 4;
+    case MEGAMOE_BF16: return 2;
+    default: return 1;
+    }
+}
+
+/* to[c][r] = from[r][c] in tiles, so that neither side is walked a page at a time. */
+static void transpose(const uint8_t *from, size_t from_pitch, size_t rows, size_t columns, size_t step,
+                      size_t size, uint8_t *to) {
+    enum { TILE = 64 };
+    for (size_t top = 0; top < rows; top += TILE)
+        for (size_t left = 0; left < columns; left += TILE)
+            for (size_t c = left; c < columns && c < left + TILE; c++)
+                for (size_t r = top; r < rows && r < top + TILE; r++)
+                    memcpy(to + (c * rows + r) * size, from + r * from_pitch + c * step * size, size);
+}
+
+/*
+ * The slice of a stack [experts, in, out]. Rows of the weight are its columns, which no pitch can describe:
+ * they are copied, when they are wanted at all. This is the one layout whose weights are not used in place.
+ */
+static megamoe_status view_transposed(mm_reading *reading, const mm_tensor *tensor, const mm_slice *slice,
+                                      bool wanted, view *out) {
+    size_t size = element_bytes(tensor), in = (size_t)tensor->extent[1], width = (size_t)tensor->extent[2];
+    bool half = slice->half != MM_WHOLE;
+    const uint8_t *first = tensor->data + slice->expert * in * width * size;
+    uint8_t *copy;
+    if (tensor->rank != 3 || tensor->bytes == 0 || tensor->extent[0] != slice->experts)
+        return shape_refuse(reading, tensor, "[%u, in, out] like the transposed stack beside it",
+                            slice->experts);
+    if (half && width % 2) return shape_refuse(reading, tensor, "an even number of columns, gate and up");
+    mm_reading_use(reading, tensor);
+    *out = (view){tensor, first, half ? width / 2 : width, in, in * size, in * size};
+    if (slice->half == MM_SECOND_HALF) first += (slice->interleaved ? 1 : width / 2) * size;
+    if (!wanted) return MEGAMOE_OK;
+    copy = mm_reading_own(reading, out->rows * out->row_bytes);
+    if (!copy)
+        return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a copy of expert %u of the transposed tensor %s",
+                       slice->expert, tensor->name);
+    transpose(first, width * size, in, out->rows, half && slice->interleaved ? 2 : 1, size, copy);
+    reading->copied_bytes += out->rows * out->row_bytes;
+    out->data = copy;
+    return MEGAMOE_OK;
+}
+
 /* A contiguous copy in aligned memory. NULL: no memory. */
 static uint8_t *view_copy(mm_reading *reading, const view *from) {
     uint8_t *copy = mm_reading_own(reading, from->rows * from->row_bytes);
@@ -96,7 +144,8 @@ static uint8_t *view_copy(mm_reading *reading, const view *from) {
 
 /* Elements of more than one byte are promised to be aligned; a file with an odd header does not keep that. */
 static megamoe_status view_align(mm_reading *reading, view *v, size_t alignment) {
-    if (((uintptr_t)v->data % alignment == 0 && v->pitch % alignment == 0) || !reading->copies)
+    if (((uintptr_t)v->data % alignment == 0 && v->pitch % alignment == 0) ||
+        reading->copies < MM_COPY_ALL)
         return MEGAMOE_OK;
     v->data = view_copy(reading, v);
     v->pitch = v->row_bytes;
@@ -186,35 +235,23 @@ float mm_input_scale_read(mm_reading *reading, const mm_parts *parts, const mm_s
     return tensor && factor_usable(scale) ? scale : NAN;
 }
 
-/* Stacks that were written for x @ W have K outermost: no row of W is contiguous, so they would have to be
- * copied. */
-static megamoe_status transposed_refuse(mm_reading *reading, const mm_tensor *tensor) {
-    char shape[128];
-    mm_tensor_shape_text(tensor, shape, sizeof shape);
-    return mm_reading_refuse(
-        reading, MEGAMOE_UNSUPPORTED_MODEL, "transposed-stack", tensor,
-        "is %s, stacked as [experts, in, out] (transposed); weights are used where they are mapped, "
-        "so every output row must be contiguous, as in [experts, out, in]",
-        shape);
-}
-
-/* Scales [rows, columns / group] of FP4 codes; a stack whose scales fit only the other way around is
- * transposed. */
+/* Scales [rows, columns / group] of FP4 codes, or the other way around like their codes. */
 static megamoe_status fp4_scales_read(mm_reading *reading, const mm_tensor *tensor, const mm_slice *slice,
                                       const view *codes, uint32_t group, mm_matrix *matrix) {
     view scales = {0};
     const mm_tensor *stack = codes->tensor;
-    if (slice->stacked && tensor->rank == 3 && stack->rank == 3 && tensor->extent[2] == stack->extent[2] &&
-        tensor->extent[1] * group == stack->extent[1] * 2)
-        return transposed_refuse(reading, stack);
-    MM_TRY(view_make(reading, tensor, slice, &scales));
+    if (slice->transposed)
+        MM_TRY(view_transposed(reading, tensor, slice, reading->copies >= MM_COPY_SCALES, &scales));
+    else
+        MM_TRY(view_make(reading, tensor, slice, &scales));
     if (matrix->columns % group)
         return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "shape", stack,
                                  "has K = %u, which is not a multiple of %u", matrix->columns, group);
     if (scales.rows != matrix->rows || scales.columns != matrix->columns / group)
         return shape_refuse(
-            reading, tensor, "%s[%u, %u] beside the codes of %s", slice->stacked ? "[experts] of " : "",
-            matrix->rows * (slice->half == MM_WHOLE ? 1u : 2u), matrix->columns / group, stack->name);
+            reading, tensor, "%s[%u, %u]%s beside the codes of %s", slice->stacked ? "[experts] of " : "",
+            matrix->rows * (slice->half == MM_WHOLE ? 1u : 2u), matrix->columns / group,
+            slice->transposed ? " (transposed)" : "", stack->name);
     matrix->scales = scales.data;
     matrix->scale_row_bytes = scales.pitch;
     return MEGAMOE_OK;
@@ -225,7 +262,7 @@ static megamoe_status fp4_scales_read(mm_reading *reading, const mm_tensor *tens
 static megamoe_status mxfp4_values_convert(mm_reading *reading, const mm_tensor *tensor, mm_matrix *matrix) {
     uint32_t groups = matrix->columns / 32;
     uint8_t *bytes;
-    if (!reading->copies) return MEGAMOE_OK;
+    if (reading->copies < MM_COPY_SCALES) return MEGAMOE_OK;
     bytes = mm_reading_own(reading, (size_t)matrix->rows * groups);
     if (!bytes) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for the scales of tensor %s", tensor->name);
     for (uint32_t row = 0; row < matrix->rows; row++)
@@ -272,19 +309,28 @@ static megamoe_status fp4_read(mm_reading *reading, const mm_parts *parts, const
     return MEGAMOE_OK;
 }
 
-/* Without scales per row, only sizes can tell which way a stack lies: H from elsewhere, else the model type.
+/*
+ * Which way a stack lies. FP4 scales, which have a side per row, say it; without them the sizes do: H from
+ * elsewhere, else the model type. Values that are packed along their last side cannot be turned.
  */
-static megamoe_status orientation_check(mm_reading *reading, const mm_slice *slice, const mm_tensor *tensor) {
+static megamoe_status orientation_find(mm_reading *reading, const mm_slice *slice, const mm_tensor *tensor,
+                                       const mm_tensor *scale, bool *transposed) {
     int64_t out = tensor->extent[1], in = tensor->extent[2], hidden = slice->hidden;
     bool as_rows = !hidden || (slice->is_down ? out : in) == hidden;
     bool as_transposed = !hidden || (slice->is_down ? in : out) == hidden;
+    megamoe_dtype dtype = mm_tensor_dtype(tensor);
     char shape[128];
-    if (!slice->stacked || as_rows != as_transposed || !as_rows) {
-        if (slice->stacked && as_transposed) return transposed_refuse(reading, tensor);
+    *transposed = false;
+    if (!slice->stacked || tensor->rank != 3 || dtype == MEGAMOE_E2M1X2) return MEGAMOE_OK;
+    if (dtype == MEGAMOE_U8 || dtype == MEGAMOE_I8) {
+        int64_t group = scale && mm_tensor_dtype(scale) == MEGAMOE_E4M3 ? 16 : 32;
+        *transposed = scale && scale->rank == 3 && scale->extent[2] == in && scale->extent[1] * group == out * 2;
         return MEGAMOE_OK;
     }
-    if (reading->config->stacks == MM_ORIENTATION_ROWS) return MEGAMOE_OK;
-    if (reading->config->stacks == MM_ORIENTATION_TRANSPOSED) return transposed_refuse(reading, tensor);
+    *transposed = as_transposed;
+    if (as_rows != as_transposed) return MEGAMOE_OK;
+    *transposed = as_rows && reading->config->stacks == MM_ORIENTATION_TRANSPOSED;
+    if (!as_rows || reading->config->stacks) return MEGAMOE_OK;
     mm_tensor_shape_text(tensor, shape, sizeof shape);
     return mm_reading_refuse(
         reading, MEGAMOE_UNSUPPORTED_MODEL, "ambiguous-stack", tensor,
@@ -328,6 +374,11 @@ static megamoe_status fp8_read(mm_reading *reading, const mm_slice *slice, const
         grid = (view){scale, scale->data, 1, 1, scale->bytes / count, scale->bytes / count};
         if (count > 1) grid.data += slice->expert * grid.pitch;
         mm_reading_use(reading, scale);
+    } else if (slice->transposed) {
+        return mm_reading_refuse(reading, MEGAMOE_UNSUPPORTED_MODEL, "transposed-stack", scale,
+                                 "scales blocks of %s, which is transposed; a transposed FP8 stack can have "
+                                 "one scale per expert",
+                                 codes->tensor->name);
     } else {
         mm_slice whole = *slice;
         whole.half = MM_WHOLE;
@@ -379,16 +430,21 @@ static megamoe_status bias_read(mm_reading *reading, const mm_tensor *tensor, co
     return MEGAMOE_OK;
 }
 
-static megamoe_status codes_read(mm_reading *reading, const mm_parts *parts, const mm_slice *slice,
+static megamoe_status codes_read(mm_reading *reading, const mm_parts *parts, const mm_slice *given,
                                  const mm_tensor *tensor, mm_matrix *matrix) {
     static const mm_part scale_parts[] = {MM_PART_SCALE, MM_PART_NATIVE_SCALE, MM_PART_BLOCK_SCALE,
                                           MM_PART_BLOCKS_SCALE};
     const mm_tensor *scale;
+    mm_slice found = *given, *slice = &found;
     megamoe_dtype dtype = mm_tensor_dtype(tensor);
     view codes = {0};
     bool packed = dtype == MEGAMOE_U8 || dtype == MEGAMOE_I8;
     MM_TRY(part_choose(reading, parts, scale_parts, 4, &scale));
-    MM_TRY(view_make(reading, tensor, slice, &codes));
+    MM_TRY(orientation_find(reading, slice, tensor, scale, &slice->transposed));
+    if (slice->transposed)
+        MM_TRY(view_transposed(reading, tensor, slice, reading->copies == MM_COPY_ALL, &codes));
+    else
+        MM_TRY(view_make(reading, tensor, slice, &codes));
     if (packed) codes.columns *= 2;
     if (codes.rows > INT32_MAX || codes.columns > INT32_MAX)
         return shape_refuse(reading, tensor, "extents below 2^31");
@@ -397,14 +453,12 @@ static megamoe_status codes_read(mm_reading *reading, const mm_parts *parts, con
     if (packed || dtype == MEGAMOE_E2M1X2) {
         MM_TRY(fp4_read(reading, parts, slice, &codes, scale, matrix));
     } else if (dtype == MEGAMOE_E4M3) {
-        MM_TRY(orientation_check(reading, slice, tensor));
         MM_TRY(fp8_read(reading, slice, &codes, scale, matrix));
     } else if (dtype == MEGAMOE_BF16) {
         matrix->format = MM_BF16;
         if (scale)
             return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "format", scale,
                                      "scales tensor %s, which is BF16", tensor->name);
-        MM_TRY(orientation_check(reading, slice, tensor));
         MM_TRY(view_align(reading, &codes, sizeof(uint16_t)));
     } else {
         return mm_reading_refuse(reading, MEGAMOE_UNSUPPORTED_MODEL, "format", tensor,
@@ -413,6 +467,7 @@ static megamoe_status codes_read(mm_reading *reading, const mm_parts *parts, con
     }
     matrix->codes = codes.data;
     matrix->row_bytes = codes.pitch;
+    if (slice->transposed) reading->transposed = tensor;
     return MEGAMOE_OK;
 }
 

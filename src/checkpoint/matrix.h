@@ -10,6 +10,9 @@
 #include "checkpoint/layers.h"
 #include "weights.h"
 
+/* What may be copied: views that only look need nothing, a scan needs scales as they will be used. */
+typedef enum mm_copies { MM_COPY_NOTHING, MM_COPY_SCALES, MM_COPY_ALL } mm_copies;
+
 /* One layer being read: what sentences need, and what was refused and why. */
 typedef struct mm_reading {
     const mm_tensors *tensors;
@@ -21,7 +24,9 @@ typedef struct mm_reading {
     bool *shard_used;    /* [shard_count], or NULL */
     void **owned;        /* copies, for the source */
     uint32_t owned_count;
-    bool copies; /* false: only look, do not copy what is misaligned */
+    mm_copies copies;            /* of what the file misaligns or stores transposed */
+    const mm_tensor *transposed; /* the last stack that was found to lie transposed, or NULL */
+    uint64_t copied_bytes;       /* of transposed stacks */
 } mm_reading;
 
 /* Fails with "FILE: layer N, expert E: tensor NAME " and the rest; tensor may be NULL. */
@@ -37,6 +42,7 @@ typedef enum mm_half { MM_WHOLE, MM_FIRST_HALF, MM_SECOND_HALF } mm_half;
 /* Which part of the tensors is meant: all of them, or one expert's rows of a stack, or half of those. */
 typedef struct mm_slice {
     bool stacked, interleaved;
+    bool transposed;          /* [experts, in, out]; found from the tensors */
     uint32_t expert, experts; /* index in the stack and its size */
     mm_half half;
     uint32_t hidden; /* H if something else than the stack says it, else 0 */

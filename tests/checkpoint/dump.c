@@ -189,7 +189,7 @@ int main(int argc, char **argv) {
     if (scan) status = megamoe_checkpoint_scan(checkpoint, layer);
     if (!scan && i + 1 < argc)
         status = mm_checkpoint_read_layer(checkpoint, layer, i + 2 < argc ? (uint32_t)atoi(argv[i + 2]) : 0,
-                                          i + 3 < argc ? (uint32_t)atoi(argv[i + 3]) : 0, &source);
+                                          i + 3 < argc ? (uint32_t)atoi(argv[i + 3]) : 0, NULL, &source);
     json = status == MEGAMOE_OK ? json_object() : failure(status);
     json_object_set_new(json, "model_type", json_string(megamoe_checkpoint_model_type(checkpoint)));
     json_object_set_new(json, "layers", layers_json(checkpoint));

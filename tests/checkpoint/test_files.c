@@ -3,6 +3,7 @@
  * offsets above 4 GiB, what bad headers cost, and results that stay as they were on failure.
  */
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/report.h"
 
 #include "scratch.h"
 
@@ -250,7 +251,7 @@ static void test_file_that_shrinks_while_open(void **state) {
     layer_write(scratch_path("m.safetensors"));
     strcpy(path, scratch_path("m.safetensors"));
     assert_int_equal(megamoe_checkpoint_open(path, NULL, &checkpoint), MEGAMOE_OK);
-    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, &source), MEGAMOE_OK);
+    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, NULL, &source), MEGAMOE_OK);
     assert_int_equal(source.shard_count, 1);
     assert_int_equal(mm_checkpoint_unchanged(checkpoint, source.shards, source.shard_count), MEGAMOE_OK);
     assert_int_equal(truncate(path, 100), 0);
@@ -259,16 +260,72 @@ static void test_file_that_shrinks_while_open(void **state) {
     assert_non_null(strstr(megamoe_error_message(), path));
     assert_non_null(strstr(megamoe_error_message(), "100"));
     mm_layer_source_free(&source);
-    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, &source), MEGAMOE_IO_ERROR);
+    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, NULL, &source), MEGAMOE_IO_ERROR);
     assert_int_equal(megamoe_checkpoint_scan(checkpoint, 0), MEGAMOE_IO_ERROR);
     assert_int_equal(megamoe_checkpoint_tensor(checkpoint, "layers.0.ffn.gate.weight", &tensor),
                      MEGAMOE_IO_ERROR);
     megamoe_checkpoint_close(checkpoint);
 }
 
+typedef struct heard {
+    uint64_t done, total, calls, cancel_after;
+} heard;
+
+static bool hear(void *context, uint64_t done, uint64_t total) {
+    heard *h = context;
+    assert_true(done > h->done && done <= total);
+    *h = (heard){done, total, h->calls + 1, h->cancel_after};
+    return h->calls != h->cancel_after;
+}
+
+/* A load reports every scale byte it reads, expert by expert, and stops when it is told to. */
+static void test_progress(void **state) {
+    megamoe_checkpoint_options unscanned = {.struct_size = sizeof unscanned, .skip_scan = true};
+    megamoe_checkpoint *checkpoint;
+    mm_layer_source source;
+    heard h = {0};
+    mm_load_report report = {.progress = hear, .progress_context = &h};
+    char path[512];
+    (void)state;
+    layer_write(scratch_path("m.safetensors"));
+    strcpy(path, scratch_path("m.safetensors"));
+    assert_int_equal(megamoe_checkpoint_open(path, NULL, &checkpoint), MEGAMOE_OK);
+    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, &report, &source), MEGAMOE_OK);
+    mm_layer_source_free(&source);
+    assert_int_equal(h.calls, E);
+    assert_int_equal(h.done, E * 3 * H * I / 16);
+    assert_int_equal(h.total, h.done);
+    h = (heard){.cancel_after = 2};
+    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, &report, &source), MEGAMOE_CANCELLED);
+    assert_int_equal(h.calls, 2);
+    megamoe_checkpoint_close(checkpoint);
+    assert_int_equal(megamoe_checkpoint_open(path, &unscanned, &checkpoint), MEGAMOE_OK);
+    h = (heard){0};
+    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, &report, &source), MEGAMOE_OK);
+    mm_layer_source_free(&source);
+    assert_int_equal(h.calls, 0); /* nothing was read */
+    megamoe_checkpoint_close(checkpoint);
+}
+
+static void test_slow_shard(void **state) {
+    uint32_t shard = 9;
+    double rate, others;
+    mm_shard_rate one_slow[] = {{4000, 1}, {0, 0}, {500, 1}, {4000, 1}};
+    mm_shard_rate all_alike[] = {{4000, 1}, {3000, 1}};
+    mm_shard_rate slow_but_short[] = {{4000, 1}, {10, 0.1}};
+    mm_shard_rate alone[] = {{0, 0}, {10, 10}};
+    (void)state;
+    assert_true(mm_rates_slowest(one_slow, 4, &shard, &rate, &others));
+    assert_int_equal(shard, 2);
+    assert_true(rate == 500 && others == 4000);
+    assert_false(mm_rates_slowest(all_alike, 2, &shard, &rate, &others));
+    assert_false(mm_rates_slowest(slow_but_short, 2, &shard, &rate, &others));
+    assert_false(mm_rates_slowest(alone, 2, &shard, &rate, &others));
+}
+
 static void *layer_read(void *context) {
     mm_layer_source source;
-    megamoe_status status = mm_checkpoint_read_layer(context, 0, 0, 0, &source);
+    megamoe_status status = mm_checkpoint_read_layer(context, 0, 0, 0, NULL, &source);
     if (status != MEGAMOE_OK) return (void *)"refused";
     for (int e = 0; e < E; e++)
         if (memchr(source.experts[e].down.scales, 0x7F, H * I / 16)) return (void *)"not repaired";
@@ -316,7 +373,7 @@ static void test_out_of_memory(void **state) {
     strcpy(path, scratch_path("m.safetensors"));
     allocated = 0;
     assert_int_equal(megamoe_checkpoint_open(path, NULL, &checkpoint), MEGAMOE_OK);
-    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, &source), MEGAMOE_OK);
+    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, NULL, &source), MEGAMOE_OK);
     need = allocated;
     mm_layer_source_free(&source);
     megamoe_checkpoint_close(checkpoint);
@@ -326,7 +383,7 @@ static void test_out_of_memory(void **state) {
         allocated_limit = limit;
         status = megamoe_checkpoint_open(path, NULL, &checkpoint);
         if (status == MEGAMOE_OK) {
-            status = mm_checkpoint_read_layer(checkpoint, 0, 0, 0, &source);
+            status = mm_checkpoint_read_layer(checkpoint, 0, 0, 0, NULL, &source);
             megamoe_checkpoint_close(checkpoint);
         }
         allocated_limit = SIZE_MAX;
@@ -418,7 +475,7 @@ static void test_stack_above_4_gib(void **state) {
     scratch_write("config.json", config, sizeof config - 1);
     assert_int_equal(megamoe_checkpoint_open(scratch_path("big.safetensors"), &options, &checkpoint),
                      MEGAMOE_OK);
-    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, COUNT - 1, 1, &source), MEGAMOE_OK);
+    assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, COUNT - 1, 1, NULL, &source), MEGAMOE_OK);
     const mm_expert *last = source.experts;
     assert_int_equal(last->gate.codes[(INNER - 1) * last->gate.row_bytes + up_row - 1], 'G');
     assert_int_equal(last->up.codes[(INNER - 1) * last->up.row_bytes + up_row - 1], 'U');
@@ -436,6 +493,8 @@ int main(void) {
         TEST(test_write_does_not_replace_what_is_no_file),
         TEST(test_open_arguments),
         TEST(test_file_that_shrinks_while_open),
+        TEST(test_progress),
+        TEST(test_slow_shard),
         TEST(test_threads_repair_once),
         TEST(test_out_of_memory),
         TEST(test_bad_headers_are_cheap),

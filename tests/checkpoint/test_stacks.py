@@ -52,6 +52,15 @@ def fused_modelopt(model_type, interleaved, halves=False, scalar_shape=None):
     return weights, config
 
 
+def transposed_modelopt(model_type, interleaved):
+    """The same weights for x @ W: what was a row is a column, so that pairs still lie along K."""
+    weights, config = fused_modelopt(model_type, interleaved)
+    for name in ("gate_up_proj", "down_proj"):
+        for key in (f"{P}.experts.{name}", f"{P}.experts.{name}_weight_scale"):
+            weights[key] = np.ascontiguousarray(weights[key].transpose(0, 2, 1))
+    return weights, config
+
+
 def gpt_oss(e8m0=False):
     weights = {}
 
@@ -184,13 +193,15 @@ class Stacks(Case):
         )
 
     def test_bf16_stacks(self):
-        for model_type, flip, status, text in (
-            ("qwen3_5_moe", False, None, ""),
-            ("qwen3_moe", False, None, ""),
-            ("qwen3_moe", True, UNSUPPORTED, "transposed"),
-            ("llama4", True, UNSUPPORTED, "transposed"),
+        for model_type, flip in (
+            ("qwen3_5_moe", False),
+            ("qwen3_moe", False),
+            ("qwen3_moe", True),
+            ("llama4", True),
+            ("gpt_oss", True),
         ):
             with self.subTest(model_type, flip=flip):
+                interleaved = model_type == "gpt_oss"
                 self.fresh()
                 _, config = make.hf(model_type=model_type)
                 config["moe_intermediate_size"] = 64  # with 48, gate_up would be square
@@ -199,34 +210,63 @@ class Stacks(Case):
                     return make.bf16("weight", *place, shape=make.dims(place[-1], i=64))
 
                 weights = {
-                    f"{P}.experts.gate_up_proj": gate_up(one, False),
+                    f"{P}.experts.gate_up_proj": gate_up(one, interleaved),
                     f"{P}.experts.down_proj": stack(one, DOWN),
                 }
                 if flip:
                     weights = {k: w.transpose(0, 2, 1) for k, w in weights.items()}
                 make.router(weights, P, 1, bias=None)
-                found = dump(make.write(self.path, weights, config), 1)
-                if status:
-                    self.assert_refused(found, status, text)
-                    continue
+                config["intermediate_size"] = 64
+                found = self.read(weights, config)
+                notes = [a["detail"] for a in found["anomalies"] if a["kind"] == "transposed-stack"]
+                self.assertEqual(len(notes), flip)
                 for e, expert in enumerate(found["source"]["experts"]):
                     for p in (GATE, UP, DOWN):
                         self.assertEqual(expert[p]["codes"], raw(one(1, e, p)))
 
     def test_transposed_modelopt(self):
-        weights, config = fused_modelopt("llama4", False)
-        for name in ("gate_up_proj", "down_proj"):
-            for key in (f"{P}.experts.{name}", f"{P}.experts.{name}_weight_scale"):
-                weights[key] = weights[key].transpose(0, 2, 1)
-        self.assert_refused(dump(make.write(self.path, weights, config), 1), UNSUPPORTED, "transposed")
+        """As Llama-4 is published: [E, K/2, N] bytes, each a pair along K, and scales [E, K/16, N]."""
+        for model_type, interleaved in (("llama4", False), ("gpt_oss", True)):
+            with self.subTest(model_type):
+                self.fresh()
+                weights, config = transposed_modelopt(model_type, interleaved)
+                found = self.read(weights, config)
+                for e, expert in enumerate(found["source"]["experts"]):
+                    self.assert_nvfp4(expert, e, GATE)
+                layer = found["layers"][0]
+                notes = [a for a in found["anomalies"] if a["kind"] == "transposed-stack"]
+                self.assertEqual([a["is_error"] for a in notes], [False])
+                for text in (f"[{E}, {I // 2}, {H}]", f"{layer['expert_bytes'] / 1e6:.2f} MB"):
+                    self.assertIn(text, notes[0]["detail"])
+
+    def test_scan_and_repair_of_a_transposed_stack(self):
+        weights, config = transposed_modelopt("llama4", False)
+        name = f"{P}.experts.gate_up_proj_weight_scale"
+        weights[name].view(np.uint8)[3, 2, I + 5] = 0x7F  # the sixth up row of expert 3, third block
+        path = make.write(self.path, weights, config)
+        for found in (dump(path, 1), dump("--scan", path, 1)):
+            text = str(found.get("error", "")) + str([a for a in found["anomalies"] if a["is_error"]])
+            for part in ("expert 3", name, "[5, 2]") if "error" in found else (name, "[5, 2]"):
+                self.assertIn(part, text)
+        repaired = dump("--repair", path, 1)
+        self.assertIn("repaired-scale", [a["kind"] for a in repaired["anomalies"]])
+        wanted = make.scales_e4m3(1, 3, UP)
+        wanted[5, 2] = 0x7E
+        self.assertEqual(repaired["source"]["experts"][3][UP]["scales"], raw(wanted))
+
+    def test_scales_that_lie_another_way(self):
+        """Codes and scales must be turned alike; a stack whose parts disagree is refused by shape."""
+        weights, config = transposed_modelopt("llama4", False)
+        for key in (f"{P}.experts.down_proj", f"{P}.experts.down_proj_weight_scale"):
+            with self.subTest(key):
+                self.fresh()
+                turned = dict(weights)
+                turned[key] = turned[key].transpose(0, 2, 1)
+                self.assert_refused(dump(make.write(self.path, turned, config), 1), CORRUPT, "down_proj")
 
     def test_square_stacks(self):
         square = make.H
-        for model_type, status in (
-            ("qwen3_moe", UNSUPPORTED),
-            ("qwen3_5_moe", None),
-            ("gpt_oss", UNSUPPORTED),
-        ):
+        for model_type in ("qwen3_moe", "qwen3_5_moe", "llama4"):
             with self.subTest(model_type):
                 self.fresh()
                 _, config = make.hf(model_type=model_type)
@@ -237,12 +277,13 @@ class Stacks(Case):
                 }
                 make.router(weights, P, 1, bias=None)
                 found = dump(make.write(self.path, weights, config), 1)
-                if status:
-                    self.assert_refused(
-                        found, status, "ambiguous" if model_type == "qwen3_moe" else "transposed"
-                    )
-                else:
-                    self.assertNotIn("error", found)
+                if model_type == "qwen3_moe":
+                    self.assert_refused(found, UNSUPPORTED, "ambiguous")
+                    continue
+                self.assertNotIn("error", found)
+                for e, expert in enumerate(found["source"]["experts"]):
+                    stored = weights[f"{P}.experts.up_proj"][e]
+                    self.assertEqual(expert[UP]["codes"], raw(stored.T if model_type == "llama4" else stored))
 
     def test_fp8_stacks(self):
         h, i, block = 96, 64, 32

@@ -1,6 +1,7 @@
 /*
- * Loads a layer and runs it twice; prints the private memory of the process (RssAnon, bytes) when the checkpoint is
- * open, when the layer is loaded and after each run, for test_memory.py. Usage: memory_probe CHECKPOINT TOKENS
+ * Loads a layer and runs it twice, then the other layers one after another; prints the private memory of the process
+ * (RssAnon, bytes) when the checkpoint is open, when the layer is loaded and after each run, for test_memory.py.
+ * Usage: memory_probe CHECKPOINT TOKENS
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,8 +51,14 @@ int main(int argc, char **argv) {
         need(megamoe_layer_run(layer, &batch, NULL));
         printf(" %llu", private_bytes());
     }
-    printf("\n");
     megamoe_layer_close(layer);
+    for (uint32_t other = 1; other < megamoe_checkpoint_layer_count(checkpoint); other++) {
+        need(megamoe_layer_load(device, checkpoint, other, NULL, &layer));
+        need(megamoe_layer_run(layer, &batch, NULL));
+        printf(" %llu", private_bytes());
+        megamoe_layer_close(layer);
+    }
+    printf("\n");
     megamoe_device_close(device);
     megamoe_checkpoint_close(checkpoint);
     free(hidden);

@@ -16,10 +16,24 @@ class Memory(Case):
         self.command("synth", "--shape", "H=2048,I=1024,E=24,K=4", "c")
         files = sum(os.path.getsize(self.path("c", name)) for name in os.listdir(self.path("c")))
         self.assertGreater(files, 80e6)
-        opened, loaded, first, second = self.probe("c", 64)
+        opened, loaded, first, second, *_ = self.probe("c", 64)
         self.assertLess(first - opened, 0.25 * files, "loading and running took a copy's worth of private memory")
         self.assertLess(loaded - opened, 0.25 * files)
         self.assertLess(second - first, 256 << 10, "a second run took more memory")
+
+    def test_flat_across_layers(self):
+        self.command("synth", "--shape", "H=1024,I=512,E=16,K=4,layers=12", "--layers", 12, "c")
+        _, _, first, second, *layers = self.probe("c", 64)
+        self.assertEqual(len(layers), 11)
+        self.assertLess(max(layers) - second, 512 << 10, f"memory grew from layer to layer: {first, second, layers}")
+
+    def test_a_transposed_stack_is_the_exception(self):
+        """Its rows are copies: counted, and gone with their layer."""
+        self.command("synth", "--shape", "H=1024,I=512,E=24,K=4,like=qwen3-30b-a3b", "--format", "fused-transposed", "c")
+        copies = 24 * 3 * 1024 * 512 * 9 // 16
+        opened, loaded, *_ = self.probe("c", 64)
+        self.assertGreater(loaded - opened, copies)
+        self.assertLess(loaded - opened, 1.3 * copies + (8 << 20))
 
 
 if __name__ == "__main__":

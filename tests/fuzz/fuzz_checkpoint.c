@@ -61,7 +61,7 @@ static void matrix_touch(const mm_matrix *m) {
 
 static void layer_touch(const megamoe_checkpoint *checkpoint, uint32_t layer) {
     mm_layer_source source;
-    if (mm_checkpoint_read_layer(checkpoint, layer, 0, 0, &source) != MEGAMOE_OK) return;
+    if (mm_checkpoint_read_layer(checkpoint, layer, 0, 0, NULL, &source) != MEGAMOE_OK) return;
     for (uint32_t i = 0; i < source.expert_count; i++) {
         matrix_touch(&source.experts[i].gate);
         matrix_touch(&source.experts[i].up);

@@ -33,12 +33,22 @@ typedef struct cli_options {
     const char *input, *output, *dump_stages, *against, *html, *csv;
     const char *shape, *tokens, *shard_size;
     unsigned routing, format, scale;
-    bool scan, separate;
+    bool scan, separate, mtp;
     uint32_t runs, seed;
 } cli_options;
 
 enum { CLI_ROUTING_EP, CLI_ROUTING_LOCAL };
-enum { CLI_FORMAT_DEFAULT, CLI_FORMAT_MODELOPT, CLI_FORMAT_COMPRESSED_TENSORS, CLI_FORMAT_MXFP4 };
+enum {
+    CLI_FORMAT_DEFAULT,
+    CLI_FORMAT_MODELOPT,
+    CLI_FORMAT_COMPRESSED_TENSORS,
+    CLI_FORMAT_MXFP4,
+    CLI_FORMAT_FUSED,      /* ModelOpt's stacks [E, out, in] */
+    CLI_FORMAT_TRANSPOSED, /* the same as Llama-4 has them, [E, in, out] */
+    CLI_FORMAT_BF16,
+    CLI_FORMAT_FP8,     /* blocks with F32 scales */
+    CLI_FORMAT_FP8_E8M0 /* blocks with power-of-two scales */
+};
 enum { CLI_SCALE_MAX, CLI_SCALE_4OVER6, CLI_SCALE_SEARCH };
 
 typedef struct cli_command {
@@ -55,6 +65,7 @@ extern const cli_command cli_inspect, cli_run, cli_check, cli_bench, cli_synth, 
 /* Parses what follows the command's name. 0, or CLI_BAD_INPUT after the message. */
 int cli_parse(const cli_command *command, int count, char **arguments, cli_options *options);
 void cli_print_help(const cli_command *command);
+const char *cli_format_name(unsigned format); /* as --format spells it */
 /* The candidate nearest to `word` in a NULL-terminated list, or NULL if none is near. */
 const char *cli_nearest(const char *word, const char *const *candidates);
 /* Reads "1,8,64" into at most `capacity` positive numbers; 0 after the message if it is not such a list. */
@@ -77,6 +88,7 @@ double cli_seconds(void);                                                       
 
 typedef struct cli_progress {
     const char *label;
+    bool bytes; /* what is counted are bytes: their rate is shown too */
     double started, drawn;
     bool visible;
 } cli_progress;

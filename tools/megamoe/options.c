@@ -29,7 +29,8 @@ static const char *const input_globals[] = {"auto", "static", "token", "unit", N
 static const char *const intermediate_globals[] = {"auto", "static", "", "unit", NULL};
 static const char *const routing_weights[] = {"after", "before", NULL};
 static const char *const routings[] = {"ep", "local", NULL};
-static const char *const formats[] = {"", "modelopt", "compressed-tensors", "mxfp4", NULL};
+static const char *const formats[] = {"",     "modelopt", "compressed-tensors", "mxfp4", "fused", "fused-transposed",
+                                      "bf16", "fp8",      "fp8-e8m0",           NULL};
 static const char *const scales[] = {"max", "4over6", "search", NULL};
 
 #define AT(field) offsetof(cli_options, field)
@@ -47,9 +48,10 @@ static const option_spec specs[] = {
     {"html", "FILE", TEXT, AT(html), NULL, "also write the report as one self-contained page"},
     {"scan", NULL, FLAG, AT(scan), NULL, "read every scale byte, not only headers and scalars"},
     {"shape", "SHAPE", TEXT, AT(shape), NULL,
-     "v4-pro, v4-flash, v4.1-flash, qwen3-30b-a3b, r1, kimi-k2, gpt-oss-120b, tiny, or H=..,I=..,E=..,K=.. with shared=1, hash=N, limit=X, scale=X if wanted"},
+     "v4-pro, v4-flash, v4.1-flash, qwen3-30b-a3b, r1, kimi-k2, minimax-m2, nemotron-3-nano, gpt-oss-120b, tiny, or H=..,I=..,E=..,K=.. with like=SHAPE, shared=1, hash=N, layers=N, limit=X, scale=X if wanted"},
     {"format", "FORMAT", WORD, AT(format), formats,
-     "modelopt, compressed-tensors or mxfp4; the shape's own if not given"},
+     "modelopt, compressed-tensors or mxfp4, the shape's own if not given; also fused and fused-transposed (ModelOpt's stacks of all experts), bf16, fp8 (blocks with F32 scales) and fp8-e8m0"},
+    {"mtp", NULL, FLAG, AT(mtp), NULL, "add a multi-token-prediction block after the last layer"},
     {"layers", "N|A:B", LAYERS, AT(layers), NULL, "the first N MoE layers, or model layers A to B-1"},
     {"shard-size", "SIZE", TEXT, AT(shard_size), NULL, "bytes of one file, such as 500M or 5G (default 5G)"},
     {"seed", "N", NUMBER, AT(seed), NULL, "another set of random values (default 0)"},
@@ -80,6 +82,10 @@ static const option_spec specs[] = {
     {"repair-nan-scales", NULL, FLAG, AT(repair_nan_scales), NULL, "read NaN scale bytes as 448, and count them"},
     {"no-scan", NULL, FLAG, AT(no_scan), NULL, "do not look for NaN scale bytes when a layer is loaded"},
 };
+const char *cli_format_name(unsigned format) {
+    return formats[format];
+}
+
 enum { SPEC_COUNT = sizeof specs / sizeof specs[0] };
 
 /* Is `name` one of the words of `list`? --json and --help belong to every command. */
@@ -172,7 +178,7 @@ static int parse_word(const option_spec *spec, const char *text, unsigned *value
         }
     const char *nearest = cli_nearest(text, spec->words);
     if (nearest) return cli_fail("--%s cannot be '%s'; did you mean '%s'?", spec->name, text, nearest);
-    char list[128] = "";
+    char list[256] = "";
     for (unsigned i = 0; spec->words[i]; i++)
         if (*spec->words[i])
             snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", *list ? ", " : "", spec->words[i]);

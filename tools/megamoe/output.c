@@ -103,9 +103,11 @@ void cli_progress_start(cli_progress *progress, const char *label) {
 void cli_progress_update(cli_progress *progress, uint64_t done, uint64_t total) {
     double now = cli_seconds();
     if (!isatty(STDERR_FILENO) || total == 0 || now - progress->started < 1.0 || now - progress->drawn < 0.1) return;
-    unsigned filled = (unsigned)(done * 30 / total);
-    fprintf(stderr, "\r%s [%.*s%*s] %3u %%", progress->label, (int)filled, "##############################",
-            (int)(30 - filled), "", (unsigned)(done * 100 / total));
+    unsigned filled = (unsigned)((double)done * 30 / (double)total);
+    char rate[16] = "";
+    if (progress->bytes) cli_bytes_text((double)done / (now - progress->started), rate);
+    fprintf(stderr, "\r%s [%.*s%*s] %3u %%  %s%s\033[K", progress->label, (int)filled, "##############################",
+            (int)(30 - filled), "", (unsigned)((double)done * 100 / (double)total), rate, *rate ? "/s" : "");
     progress->drawn = now;
     progress->visible = true;
 }

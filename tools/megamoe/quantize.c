@@ -254,7 +254,8 @@ static int write_configs(const conversion *c, const cli_output_directory *direct
                        .shared_block =
                            json_is_array(block) ? (uint32_t)json_integer_value(json_array_get(block, 0)) : 128};
     json_t *quantization = cli_quantization_config(&shape, CLI_FORMAT_MODELOPT, c->quantized_first, c->quantized_end);
-    json_t *beside = cli_synth_quant_config(&shape, CLI_FORMAT_MODELOPT, c->quantized_first, c->quantized_end);
+    json_t *beside =
+        cli_synth_quant_config(&shape, CLI_FORMAT_MODELOPT, c->options, c->quantized_first, c->quantized_end);
     json_object_del(config, "expert_dtype");
     json_object_set_new(config, "quantization_config", quantization);
     char *text = json_dumps(config, JSON_INDENT(2)), *beside_text = json_dumps(beside, JSON_INDENT(2));

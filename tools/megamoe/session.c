@@ -53,6 +53,7 @@ megamoe_status cli_load_layer(const cli_options *options, megamoe_device *device
     load.progress = draw_progress;
     load.progress_context = &progress;
     cli_progress_start(&progress, "loading");
+    progress.bytes = true;
     megamoe_status status = megamoe_layer_load(device, checkpoint, layer, &load, out);
     cli_progress_end(&progress);
     return status;

@@ -108,6 +108,41 @@ static const cli_shape shapes[] = {
      .vocabulary = 163840,
      .shared = true,
      .router_bias = true},
+    {.name = "minimax-m2",
+     .model_type = "minimax_m2",
+     .architecture = "MiniMaxM2ForCausalLM",
+     .naming = CLI_BLOCK_SPARSE,
+     .shape = {.hidden = 3072,
+               .intermediate = 1536,
+               .expert_count = 256,
+               .experts_per_token = 8,
+               .score = MEGAMOE_SIGMOID,
+               .normalize_weights = true,
+               .routed_scale = 1.0f},
+     .layer_count = 62,
+     .vocabulary = 200064,
+     .router_bias = true},
+    /* Its MoE layers take turns with attention and Mamba: layer 1 is the first, and the only one made here. */
+    {.name = "nemotron-3-nano",
+     .model_type = "nemotron_h",
+     .architecture = "NemotronHForCausalLM",
+     .naming = CLI_MIXER,
+     .shape = {.hidden = 2688,
+               .intermediate = 1856,
+               .expert_count = 128,
+               .experts_per_token = 6,
+               .score = MEGAMOE_SIGMOID,
+               .group_count = 1,
+               .groups_per_token = 1,
+               .normalize_weights = true,
+               .not_gated = true,
+               .routed_scale = 2.5f},
+     .first_layer = 1,
+     .layer_count = 1,
+     .vocabulary = 131072,
+     .shared_intermediate = 3712,
+     .shared = true,
+     .router_bias = true},
     {.name = "gpt-oss-120b",
      .model_type = "gpt_oss",
      .architecture = "GptOssForCausalLM",
@@ -168,7 +203,7 @@ static int set_value(const char *word, cli_shape *shape) {
     while (names[which] && (strlen(names[which]) != length || strncmp(names[which], word, length) != 0)) which++;
     if (!names[which])
         return cli_fail(
-            "a custom shape has no '%.*s'; it has H, I, E, K, and may have shared, hash, layers, limit, scale.",
+            "a custom shape has no '%.*s'; it has H, I, E, K, and may have like, shared, hash, layers, limit, scale.",
             (int)length, word);
     if (which == 3) highest = 32;
     if (which >= 6) lowest = 0;
@@ -185,6 +220,31 @@ static int set_value(const char *word, cli_shape *shape) {
     return CLI_GOOD;
 }
 
+static const cli_shape *shape_named(const char *name, size_t length) {
+    for (unsigned i = 0; i < SHAPE_COUNT; i++)
+        if (strlen(shapes[i].name) == length && strncmp(shapes[i].name, name, length) == 0) return &shapes[i];
+    return NULL;
+}
+
+/* "like=SHAPE": that model's names, router and config, with sizes of one's own and one layer. */
+static int apply_like(const char *text, cli_shape *shape) {
+    const char *like = strncmp(text, "like=", 5) == 0 ? text : strstr(text, ",like=");
+    if (!like) return CLI_GOOD;
+    like = strchr(like, '=') + 1;
+    size_t length = strcspn(like, ",");
+    const cli_shape *named = shape_named(like, length);
+    if (!named) return cli_fail("a custom shape cannot be like '%.*s': there is no such shape.", (int)length, like);
+    *shape = *named;
+    shape->name = "custom";
+    shape->layer_count = 1;
+    shape->hash_layers = 0;
+    shape->vocabulary = 1024;
+    shape->shared_intermediate = 0;
+    shape->shape.hidden = shape->shape.intermediate = 0;
+    shape->shape.expert_count = shape->shape.experts_per_token = 0;
+    return CLI_GOOD;
+}
+
 static int parse_custom(const char *text, cli_shape *shape) {
     *shape = (cli_shape){.name = "custom",
                          .model_type = "deepseek_v4",
@@ -195,8 +255,13 @@ static int parse_custom(const char *text, cli_shape *shape) {
                          .shared_block = 128,
                          .router_bias = true,
                          .shape = {.score = MEGAMOE_SQRTSOFTPLUS, .normalize_weights = true, .routed_scale = 1.0f}};
+    if (apply_like(text, shape) != CLI_GOOD) return CLI_BAD_INPUT;
     for (const char *at = text; *at;) {
         size_t length = strcspn(at, ",");
+        if (strncmp(at, "like=", 5) == 0) {
+            at += length + (at[length] == ',');
+            continue;
+        }
         char *word = cli_format("%.*s", (int)length, at);
         int result = strchr(word, '=')
                          ? set_value(word, shape)
@@ -217,22 +282,25 @@ static int parse_custom(const char *text, cli_shape *shape) {
                         s->hidden % 16 ? s->hidden : s->intermediate);
     if (s->experts_per_token > s->expert_count)
         return cli_fail("K=%u is more than E=%u.", s->experts_per_token, s->expert_count);
+    if (s->group_count > 1 && (s->expert_count % s->group_count ||
+                               s->expert_count / s->group_count * s->groups_per_token < s->experts_per_token))
+        return cli_fail("E=%u and K=%u do not fit the %u groups of experts, %u per token, of that shape.",
+                        s->expert_count, s->experts_per_token, s->group_count, s->groups_per_token);
     return CLI_GOOD;
 }
 
 int cli_shape_parse(const char *text, cli_shape *shape) {
     const char *names[SHAPE_COUNT + 1] = {NULL};
-    for (unsigned i = 0; i < SHAPE_COUNT; i++) {
-        names[i] = shapes[i].name;
-        if (strcmp(text, names[i]) == 0) {
-            *shape = shapes[i];
-            return CLI_GOOD;
-        }
+    const cli_shape *named = shape_named(text, strlen(text));
+    if (named) {
+        *shape = *named;
+        return CLI_GOOD;
     }
+    for (unsigned i = 0; i < SHAPE_COUNT; i++) names[i] = shapes[i].name;
     if (strchr(text, '=')) return parse_custom(text, shape);
     const char *nearest = cli_nearest(text, names);
     if (nearest) return cli_fail("there is no shape '%s'; did you mean '%s'?", text, nearest);
     return cli_fail("there is no shape '%s'; there are v4-pro, v4-flash, v4.1-flash, qwen3-30b-a3b, r1, kimi-k2, "
-                    "gpt-oss-120b, tiny, or H=..,I=..,E=..,K=...",
+                    "minimax-m2, nemotron-3-nano, gpt-oss-120b, tiny, or H=..,I=..,E=..,K=...",
                     text);
 }

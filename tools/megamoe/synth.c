@@ -20,7 +20,9 @@ typedef enum filling {
     BIAS_F32,
     BIAS_BF16,
     FP8,
-    FP8_SCALES,
+    FP8_SCALES, /* powers of two */
+    FP8_SCALES_F32,
+    FACTORS, /* one per expert around the constant */
     TOKEN_EXPERTS
 } filling;
 
@@ -31,12 +33,13 @@ typedef struct recipe {
     unsigned group; /* values per scale: 16 or 32 */
     double value;   /* the spread, or the constant itself */
     uint64_t key;
-    uint64_t row_offset; /* of stacked experts: the rows before the first one written */
+    uint64_t row_offset; /* of stacked experts: the rows (FACTORS: values) before the first one written */
 } recipe;
 
 typedef struct plan {
     cli_shape shape;
     unsigned format;
+    bool mtp;
     uint32_t expert_first, expert_end, layer_first, layer_end;
     uint64_t seed;
     cli_planned *tensors;
@@ -89,16 +92,14 @@ typedef struct projection {
     double spread, input_scale;
 } projection;
 
-static void add_fp4(plan *p, const projection *w) {
+static void add_mxfp4(plan *p, const projection *w) {
+    add_matrix(p, CODES, 0, "I8", w->rows, w->columns / 2, cli_format("%s.%s.weight", w->prefix, w->name))->group = 32;
+    add_matrix(p, SCALES, w->spread, "F8_E8M0", w->rows, w->columns / 32, cli_format("%s.%s.scale", w->prefix, w->name))
+        ->group = 32;
+}
+
+static void add_nvfp4(plan *p, const projection *w) {
     bool compressed = p->format == CLI_FORMAT_COMPRESSED_TENSORS;
-    if (p->format == CLI_FORMAT_MXFP4) {
-        add_matrix(p, CODES, 0, "I8", w->rows, w->columns / 2, cli_format("%s.%s.weight", w->prefix, w->name))->group =
-            32;
-        add_matrix(p, SCALES, w->spread, "F8_E8M0", w->rows, w->columns / 32,
-                   cli_format("%s.%s.scale", w->prefix, w->name))
-            ->group = 32;
-        return;
-    }
     double global = (double)cli_weight_global(w->spread);
     add_matrix(p, CODES, 0, "U8", w->rows, w->columns / 2,
                cli_format("%s.%s.%s", w->prefix, w->name, compressed ? "weight_packed" : "weight"));
@@ -112,41 +113,101 @@ static void add_fp4(plan *p, const projection *w) {
     }
 }
 
-static void add_fp8(plan *p, const projection *w) {
-    uint64_t block = p->shape.shared_block;
+static void add_fp8_blocks(plan *p, const projection *w, bool powers_of_two, const char *suffix) {
+    uint64_t block = p->shape.shared_block ? p->shape.shared_block : 128;
     add_matrix(p, FP8, 0, "F8_E4M3", w->rows, w->columns, cli_format("%s.%s.weight", w->prefix, w->name));
-    add_matrix(p, FP8_SCALES, w->spread, "F8_E8M0", (w->rows + block - 1) / block, (w->columns + block - 1) / block,
-               cli_format("%s.%s.scale", w->prefix, w->name));
+    add_matrix(p, powers_of_two ? FP8_SCALES : FP8_SCALES_F32, w->spread, powers_of_two ? "F8_E8M0" : "F32",
+               (w->rows + block - 1) / block, (w->columns + block - 1) / block,
+               cli_format("%s.%s.%s", w->prefix, w->name, suffix));
+}
+
+static void add_fp8_e8m0(plan *p, const projection *w) {
+    add_fp8_blocks(p, w, true, "scale");
+}
+
+static void add_fp8_f32(plan *p, const projection *w) {
+    add_fp8_blocks(p, w, false, "weight_scale_inv");
 }
 
 static void add_bf16(plan *p, const projection *w) {
     add_matrix(p, GAUSS_BF16, w->spread, "BF16", w->rows, w->columns, cli_format("%s.%s.weight", w->prefix, w->name));
 }
 
+typedef void (*add_projection)(plan *, const projection *);
+
+/* How one expert's projections are written in a format that does not stack them. */
+static add_projection routed_writer(unsigned format) {
+    switch (format) {
+    case CLI_FORMAT_MXFP4: return add_mxfp4;
+    case CLI_FORMAT_BF16: return add_bf16;
+    case CLI_FORMAT_FP8: return add_fp8_f32;
+    case CLI_FORMAT_FP8_E8M0: return add_fp8_e8m0;
+    default: return add_nvfp4;
+    }
+}
+
+/* V4 keeps its shared expert in FP8 whatever became of the others; R1's is NVFP4 too; elsewhere it stays BF16. */
+static add_projection shared_writer(const plan *p) {
+    bool fp8 = p->format == CLI_FORMAT_FP8 || p->format == CLI_FORMAT_FP8_E8M0;
+    if (p->format == CLI_FORMAT_BF16) return add_bf16;
+    if (p->shape.naming == CLI_NATIVE && p->format != CLI_FORMAT_COMPRESSED_TENSORS) return add_fp8_e8m0;
+    if (fp8) return routed_writer(p->format);
+    return strcmp(p->shape.name, "r1") == 0 ? add_nvfp4 : add_bf16;
+}
+
 /*
  * Gate, up and down under `prefix`. ModelOpt gives gate and up of V4 one amax, hence one global scale;
  * elsewhere each projection has its own. Input scales fit the activations that random weights produce.
  */
-static void add_expert(plan *p, const char *prefix, void (*add_projection)(plan *, const projection *)) {
+static void add_expert(plan *p, const char *prefix, uint32_t intermediate, add_projection writer) {
     static const char *const names[2][3] = {{"w1", "w3", "w2"}, {"gate_proj", "up_proj", "down_proj"}};
     const megamoe_shape *s = &p->shape.shape;
+    bool w_names = p->shape.naming == CLI_NATIVE || p->shape.naming == CLI_BLOCK_SPARSE;
     bool shared_amax = p->shape.naming == CLI_NATIVE && p->format == CLI_FORMAT_MODELOPT;
-    for (unsigned i = 0; i < 3; i++) {
+    for (unsigned i = s->not_gated ? 1 : 0; i < 3; i++) {
         bool down = i == 2;
-        const char *name = names[p->shape.naming == CLI_HF][i];
+        const char *name = names[!w_names][i];
         char *full = cli_format("%s.%s", prefix, shared_amax && !down ? "w13" : name);
         char *inputs = cli_format("%s.%s", prefix, down ? "h" : "x");
-        double columns = down ? s->intermediate : s->hidden;
+        double columns = down ? intermediate : s->hidden;
         projection w = {.prefix = prefix,
                         .name = name,
-                        .rows = down ? s->hidden : s->intermediate,
-                        .columns = down ? s->intermediate : s->hidden,
+                        .rows = down ? s->hidden : intermediate,
+                        .columns = down ? intermediate : s->hidden,
                         .spread = (down ? 1.0 : 1.5) / sqrt(columns) * variation(p, full),
                         .input_scale = (down ? 100.0 : 60.0) / 2688.0 * variation(p, inputs)};
-        add_projection(p, &w);
+        writer(p, &w);
         free(full);
         free(inputs);
     }
+}
+
+/* All experts of a layer in one NVFP4 stack. Llama-4's is turned, and has one global scale for all of them. */
+static void add_nvfp4_stack(plan *p, const char *prefix, const char *name, uint64_t rows, uint64_t columns,
+                            double spread, double input_scale) {
+    uint64_t experts = p->expert_end - p->expert_first;
+    bool turned = p->format == CLI_FORMAT_TRANSPOSED;
+    uint64_t outer = turned ? columns / 2 : rows, inner = turned ? rows : columns / 2;
+    add(p, CODES, 0, "U8", 3, (uint64_t[]){experts, outer, inner}, cli_format("%s.%s", prefix, name))->row_offset =
+        p->expert_first * outer;
+    outer = turned ? columns / 16 : rows;
+    inner = turned ? rows : columns / 16;
+    add(p, SCALES, 0, "F8_E4M3", 3, (uint64_t[]){experts, outer, inner}, cli_format("%s.%s_weight_scale", prefix, name))
+        ->row_offset = p->expert_first * outer;
+    add(p, turned ? CONSTANT : FACTORS, (double)cli_weight_global(spread), "F32", !turned, &experts,
+        cli_format("%s.%s_weight_scale_2", prefix, name))
+        ->row_offset = p->expert_first;
+    add_scalar(p, input_scale, 0, cli_format("%s.%s_input_scale", prefix, name));
+}
+
+static void add_nvfp4_stacks(plan *p, const char *prefix) {
+    const megamoe_shape *s = &p->shape.shape;
+    uint64_t hidden = s->hidden, intermediate = s->intermediate;
+    char *experts = cli_format("%s.experts", prefix);
+    add_nvfp4_stack(p, experts, s->not_gated ? "up_proj" : "gate_up_proj", (s->not_gated ? 1 : 2) * intermediate,
+                    hidden, 1.5 / sqrt(s->hidden), 60.0 / 2688.0);
+    add_nvfp4_stack(p, experts, "down_proj", hidden, intermediate, 1.0 / sqrt(s->intermediate), 100.0 / 2688.0);
+    free(experts);
 }
 
 static void add_stacked(plan *p, const char *prefix, const char *name, uint64_t rows, uint64_t columns, double spread) {
@@ -175,33 +236,56 @@ static void add_gpt_oss_layer(plan *p, uint32_t layer) {
     free(experts);
 }
 
-static void add_router(plan *p, const char *prefix, uint32_t layer) {
+static void add_router(plan *p, const char *prefix, bool hashed) {
+    static const char *const biases[] = {[CLI_NATIVE] = "gate.bias",
+                                         [CLI_HF] = "gate.e_score_correction_bias",
+                                         [CLI_BLOCK_SPARSE] = "e_score_correction_bias",
+                                         [CLI_MIXER] = "gate.e_score_correction_bias"};
     const megamoe_shape *s = &p->shape.shape;
     add_matrix(p, GAUSS_BF16, 1.0 / sqrt(s->hidden), "BF16", s->expert_count, s->hidden,
                cli_format("%s.gate.weight", prefix));
-    if (layer < p->shape.hash_layers)
+    if (hashed)
         add_matrix(p, TOKEN_EXPERTS, 0, "I64", p->shape.vocabulary, s->experts_per_token,
                    cli_format("%s.gate.tid2eid", prefix));
     else if (p->shape.router_bias)
         add(p, BIAS_F32, 0.25, "F32", 1, (uint64_t[]){s->expert_count},
-            cli_format("%s.gate.%s", prefix, p->shape.naming == CLI_NATIVE ? "bias" : "e_score_correction_bias"));
+            cli_format("%s.%s", prefix, biases[p->shape.naming]));
+}
+
+/* The routed experts, in `format`. */
+static void add_routed(plan *p, const char *prefix, unsigned format) {
+    if (format == CLI_FORMAT_FUSED || format == CLI_FORMAT_TRANSPOSED) {
+        add_nvfp4_stacks(p, prefix);
+        return;
+    }
+    for (uint32_t expert = p->expert_first; expert < p->expert_end; expert++) {
+        char *name = cli_format("%s.experts.%u", prefix, expert);
+        add_expert(p, name, p->shape.shape.intermediate, routed_writer(format));
+        free(name);
+    }
+}
+
+static void add_block(plan *p, const char *prefix, bool hashed, unsigned format) {
+    add_router(p, prefix, hashed);
+    add_routed(p, prefix, format);
+    if (!p->shape.shared) return;
+    uint32_t own = p->shape.shared_intermediate;
+    char *name = cli_format("%s.shared_experts", prefix);
+    add_expert(p, name, own ? own : p->shape.shape.intermediate, shared_writer(p));
+    free(name);
 }
 
 static void add_layer(plan *p, uint32_t layer) {
-    bool native = p->shape.naming == CLI_NATIVE;
-    char *prefix = cli_format(native ? "layers.%u.ffn" : "model.layers.%u.mlp", layer);
-    add_router(p, prefix, layer);
-    for (uint32_t expert = p->expert_first; expert < p->expert_end; expert++) {
-        char *name = cli_format("%s.experts.%u", prefix, expert);
-        add_expert(p, name, add_fp4);
-        free(name);
-    }
-    if (p->shape.shared) {
-        char *name = cli_format("%s.shared_experts", prefix);
-        bool fp8 = native && p->format != CLI_FORMAT_COMPRESSED_TENSORS, fp4 = strcmp(p->shape.name, "r1") == 0;
-        add_expert(p, name, fp8 ? add_fp8 : fp4 ? add_fp4 : add_bf16);
-        free(name);
-    }
+    static const char *const before[] = {
+        [CLI_NATIVE] = "", [CLI_HF] = "model.", [CLI_BLOCK_SPARSE] = "model.", [CLI_MIXER] = "backbone."};
+    static const char *const block[] = {
+        [CLI_NATIVE] = "ffn", [CLI_HF] = "mlp", [CLI_BLOCK_SPARSE] = "block_sparse_moe", [CLI_MIXER] = "mixer"};
+    bool extra = layer == p->layer_end, native = p->shape.naming == CLI_NATIVE;
+    char *prefix = extra && native
+                       ? cli_format("mtp.0.ffn")
+                       : cli_format("%slayers.%u.%s", before[p->shape.naming], layer, block[p->shape.naming]);
+    add_block(p, prefix, layer < p->shape.hash_layers && !extra,
+              extra ? cli_mtp_format(&p->shape, p->format) : p->format);
     free(prefix);
 }
 
@@ -230,6 +314,11 @@ static void fill_value(const plan *p, const recipe *r, uint64_t position, uint8_
     int exponent;
     switch (r->fill) {
     case CONSTANT: wide = (float)r->value; break;
+    case FACTORS:
+    case FP8_SCALES_F32:
+        wide =
+            (float)(r->value / (r->fill == FACTORS ? 1 : 64) * (0.7 + 0.7 * random_unit(random_at(r->key, position))));
+        break;
     case BIAS_F32: wide = (float)(8.0 + r->value * gauss); break; /* near 8 with a small spread, as published */
     case FP8: *(*at)++ = p->fp8[random_at(r->key, position) % FP8_POOL]; return;
     case FP8_SCALES:
@@ -258,7 +347,8 @@ static bool fill_rows(void *context, const cli_planned *tensor, uint64_t first, 
         fill_token_experts(p, r->key, row, count, bytes);
     } else {
         uint64_t columns = tensor->rank ? tensor->extent[tensor->rank - 1] : 1;
-        for (uint64_t i = 0; i < count * columns; i++) fill_value(p, r, row * columns + i, &bytes);
+        uint64_t position = r->fill == FACTORS ? r->row_offset : row * columns;
+        for (uint64_t i = 0; i < count * columns; i++) fill_value(p, r, position + i, &bytes);
     }
     return true;
 }
@@ -279,12 +369,26 @@ static int choose_layers(const cli_options *options, plan *p) {
     return CLI_GOOD;
 }
 
+static int choose_mtp(const cli_options *options, plan *p) {
+    const cli_shape *shape = &p->shape;
+    p->mtp = options->mtp;
+    if (!p->mtp) return CLI_GOOD;
+    if (shape->naming != CLI_NATIVE && shape->naming != CLI_HF)
+        return cli_fail("%s is published without multi-token-prediction blocks.", shape->name);
+    if (options->experts.end) return cli_fail("--mtp writes a whole block, so it cannot stand beside --experts.");
+    if (cli_mtp_format(shape, p->format) == CLI_FORMAT_MXFP4 &&
+        shape->shape.hidden % 32 + shape->shape.intermediate % 32)
+        return cli_fail("the MTP block is mxfp4, which has blocks of 32, and H=%u or I=%u is not a multiple.",
+                        shape->shape.hidden, shape->shape.intermediate);
+    return CLI_GOOD;
+}
+
 static int choose_format(const cli_options *options, plan *p) {
     const cli_shape *shape = &p->shape;
     bool gpt_oss = shape->naming == CLI_GPT_OSS;
     p->format = options->format ? options->format : gpt_oss ? CLI_FORMAT_MXFP4 : CLI_FORMAT_MODELOPT;
     if (gpt_oss && p->format != CLI_FORMAT_MXFP4) return cli_fail("%s is published as mxfp4 only.", shape->name);
-    if (shape->naming == CLI_HF && p->format == CLI_FORMAT_MXFP4)
+    if (shape->naming != CLI_NATIVE && !gpt_oss && p->format == CLI_FORMAT_MXFP4)
         return cli_fail("%s is not published as mxfp4; choose modelopt or compressed-tensors.", shape->name);
     const megamoe_shape *s = &shape->shape;
     if (p->format == CLI_FORMAT_MXFP4 && (s->hidden % 32 || s->intermediate % 32))
@@ -321,7 +425,7 @@ static int check_space(const char *path, uint64_t bytes) {
 
 static int write_config(const plan *p, const cli_options *options, const cli_output_directory *directory) {
     json_t *configs[2] = {cli_synth_config(&p->shape, p->format, options, p->layer_first, p->layer_end),
-                          cli_synth_quant_config(&p->shape, p->format, p->layer_first, p->layer_end)};
+                          cli_synth_quant_config(&p->shape, p->format, options, p->layer_first, p->layer_end)};
     static const char *const names[2] = {"config.json", "hf_quant_config.json"};
     int result = CLI_GOOD;
     for (unsigned i = 0; i < 2; i++) {
@@ -348,15 +452,15 @@ static int write_checkpoint(plan *p, const cli_options *options, uint64_t shard_
 }
 
 static int report(const plan *p, const cli_options *options, uint64_t total, double seconds) {
-    static const char *const formats[] = {"", "modelopt", "compressed-tensors", "mxfp4"};
+    const char *format = cli_format_name(p->format);
     char text[16];
     if (options->json)
         return cli_print_json(json_pack("{s:s,s:s,s:s,s:I,s:I,s:f}", "path", options->words[0], "shape", p->shape.name,
-                                        "format", formats[p->format], "tensors", (json_int_t)p->count, "bytes",
-                                        (json_int_t)total, "seconds", seconds));
+                                        "format", format, "tensors", (json_int_t)p->count, "bytes", (json_int_t)total,
+                                        "seconds", seconds));
     printf("%s: %s as %s, layers %u to %u, experts %u to %u of %u, %s in %.1f s\n", options->words[0], p->shape.name,
-           formats[p->format], p->layer_first, p->layer_end - 1, p->expert_first, p->expert_end - 1,
-           p->shape.shape.expert_count, cli_bytes_text((double)total, text), seconds);
+           format, p->layer_first, p->layer_end - 1, p->expert_first, p->expert_end - 1, p->shape.shape.expert_count,
+           cli_bytes_text((double)total, text), seconds);
     return cli_flush();
 }
 
@@ -366,9 +470,10 @@ static int run(const cli_options *options) {
     double started = cli_seconds();
     if (!options->shape) return cli_fail("synth needs --shape; 'megamoe synth --help' shows the names.");
     if (cli_shape_parse(options->shape, &p.shape) != CLI_GOOD || choose_format(options, &p) != CLI_GOOD ||
-        choose_layers(options, &p) != CLI_GOOD || read_size(options->shard_size, &shard_bytes) != CLI_GOOD)
+        choose_layers(options, &p) != CLI_GOOD || choose_mtp(options, &p) != CLI_GOOD ||
+        read_size(options->shard_size, &shard_bytes) != CLI_GOOD)
         return CLI_BAD_INPUT;
-    for (uint32_t layer = p.layer_first; layer < p.layer_end; layer++)
+    for (uint32_t layer = p.layer_first; layer < p.layer_end + p.mtp; layer++)
         p.shape.naming == CLI_GPT_OSS ? add_gpt_oss_layer(&p, layer) : add_layer(&p, layer);
     p.blocks = cli_blocks_new();
     for (unsigned i = 0; i < FP8_POOL; i++) p.fp8[i] = (uint8_t)e4m3_nearest(64.0 * random_gauss(random_at(p.seed, i)));
@@ -391,7 +496,7 @@ const cli_command cli_synth = {
         "same bytes. tiny and custom shapes get all their layers, others the first one unless --layers says more.",
     .examples = "  megamoe synth --shape tiny --format modelopt /tmp/tiny\n"
                 "  megamoe synth --shape v4-pro --experts 0:48 --layers 1 /tmp/v4-pro-rank0\n",
-    .options = "shape format experts layers shard-size seed",
+    .options = "shape format experts layers mtp shard-size seed",
     .words_min = 1,
     .words_max = 1,
     .run = run,

@@ -20,12 +20,16 @@ void cli_fill_scales(const cli_blocks *blocks, uint64_t key, unsigned group, dou
 /* The global scale under which cli_fill_scales' E4M3 scales give weights of spread `sigma`. */
 float cli_weight_global(double sigma);
 
+/* The format of the experts in an MTP block beside layers of `format`: publishers leave those unquantized. */
+unsigned cli_mtp_format(const cli_shape *shape, unsigned format);
+
 /* config.json of a synthetic checkpoint, and hf_quant_config.json or NULL where the producer writes none. */
 json_t *cli_synth_config(const cli_shape *shape, unsigned format, const cli_options *options, uint32_t layer_first,
                          uint32_t layer_end);
-json_t *cli_synth_quant_config(const cli_shape *shape, unsigned format, uint32_t layer_first, uint32_t layer_end);
+json_t *cli_synth_quant_config(const cli_shape *shape, unsigned format, const cli_options *options,
+                               uint32_t layer_first, uint32_t layer_end);
 
-/* The quantization_config of config.json alone. */
+/* The quantization_config of config.json alone; NULL if nothing is quantized. */
 json_t *cli_quantization_config(const cli_shape *shape, unsigned format, uint32_t layer_first, uint32_t layer_end);
 
 #endif

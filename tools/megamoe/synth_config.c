@@ -23,10 +23,13 @@ static json_t *native_modelopt(const cli_shape *shape, uint32_t layer_first, uin
                      "head", "mtp.*", "producer", "name", "modelopt", "version", "dsv4-nvfp4-experts");
 }
 
-static json_t *native_mxfp4(const cli_shape *shape) {
-    int block = (int)shape->shared_block;
-    return json_pack("{s:s,s:s,s:s,s:s,s:[i,i]}", "quant_method", "fp8", "activation_scheme", "dynamic", "fmt", "e4m3",
-                     "scale_fmt", "ue8m0", "weight_block_size", block, block);
+/* DeepSeek's own files: FP8 blocks, of which FP4 experts are an exception that expert_dtype declares. */
+static json_t *fp8_blocks(const cli_shape *shape, bool powers_of_two) {
+    int block = shape->shared_block ? (int)shape->shared_block : 128;
+    json_t *section = json_pack("{s:s,s:s,s:s,s:[i,i]}", "quant_method", "fp8", "activation_scheme", "dynamic", "fmt",
+                                "e4m3", "weight_block_size", block, block);
+    if (powers_of_two) json_object_set_new(section, "scale_fmt", json_string("ue8m0"));
+    return section;
 }
 
 static json_t *modelopt(void) {
@@ -58,12 +61,37 @@ static json_t *compressed_tensors(const cli_shape *shape) {
 }
 
 json_t *cli_quantization_config(const cli_shape *shape, unsigned format, uint32_t layer_first, uint32_t layer_end) {
+    if (format == CLI_FORMAT_BF16) return NULL;
+    if (format == CLI_FORMAT_FP8 || format == CLI_FORMAT_FP8_E8M0)
+        return fp8_blocks(shape, format == CLI_FORMAT_FP8_E8M0);
     if (format == CLI_FORMAT_COMPRESSED_TENSORS) return compressed_tensors(shape);
     if (shape->naming == CLI_GPT_OSS)
         return json_pack("{s:s,s:[s,s,s,s]}", "quant_method", "mxfp4", "modules_to_not_convert",
                          "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head");
-    if (shape->naming == CLI_HF) return modelopt();
-    return format == CLI_FORMAT_MXFP4 ? native_mxfp4(shape) : native_modelopt(shape, layer_first, layer_end);
+    if (shape->naming != CLI_NATIVE) return modelopt();
+    return format == CLI_FORMAT_MXFP4 ? fp8_blocks(shape, true) : native_modelopt(shape, layer_first, layer_end);
+}
+
+unsigned cli_mtp_format(const cli_shape *shape, unsigned format) {
+    switch (format) {
+    case CLI_FORMAT_MODELOPT:
+    case CLI_FORMAT_COMPRESSED_TENSORS:
+    case CLI_FORMAT_FUSED:
+    case CLI_FORMAT_TRANSPOSED: return shape->naming == CLI_NATIVE ? CLI_FORMAT_MXFP4 : CLI_FORMAT_BF16;
+    default: return format;
+    }
+}
+
+/* The block after the last layer, which quantizers leave alone and, where its layer has a number, say so. */
+static void add_mtp(json_t *config, const cli_shape *shape, unsigned format, uint32_t layer_end) {
+    json_t *ignore = json_object_get(json_object_get(config, "quantization_config"), "ignore");
+    json_object_set_new(config, "num_nextn_predict_layers", json_integer(1));
+    if (!ignore || cli_mtp_format(shape, format) == format) return;
+    if (format == CLI_FORMAT_COMPRESSED_TENSORS)
+        json_array_append_new(ignore, shape->naming == CLI_NATIVE ? json_string("re:.*mtp.*")
+                                                                  : json_sprintf("re:.*layers[.]%u[.].*", layer_end));
+    else if (shape->naming != CLI_NATIVE)
+        json_array_append_new(ignore, json_sprintf("model.layers.%u*", layer_end));
 }
 
 static void add_deepseek_keys(json_t *config, const cli_shape *shape) {
@@ -85,6 +113,24 @@ static void add_deepseek_keys(json_t *config, const cli_shape *shape) {
     if (shape->hash_layers) json_object_set_new(config, "num_hash_layers", json_integer(shape->hash_layers));
 }
 
+static void add_minimax_keys(json_t *config, const megamoe_shape *s) {
+    json_object_update_new(config, json_pack("{s:i,s:i,s:i,s:s,s:b,s:s}", "intermediate_size", (int)s->intermediate,
+                                             "num_local_experts", (int)s->expert_count, "num_experts_per_tok",
+                                             (int)s->experts_per_token, "scoring_func", "sigmoid", "use_routing_bias",
+                                             1, "hidden_act", "silu"));
+}
+
+static void add_nemotron_keys(json_t *config, const cli_shape *shape) {
+    const megamoe_shape *s = &shape->shape;
+    int shared = (int)(shape->shared_intermediate ? shape->shared_intermediate : s->intermediate);
+    json_object_update_new(
+        config, json_pack("{s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:b,s:f,s:s}", "moe_intermediate_size", (int)s->intermediate,
+                          "moe_shared_expert_intermediate_size", shared, "n_routed_experts", (int)s->expert_count,
+                          "n_shared_experts", shape->shared ? 1 : 0, "num_experts_per_tok", (int)s->experts_per_token,
+                          "n_group", 1, "topk_group", 1, "norm_topk_prob", 1, "routed_scaling_factor",
+                          (double)s->routed_scale, "mlp_hidden_act", "relu2"));
+}
+
 json_t *cli_synth_config(const cli_shape *shape, unsigned format, const cli_options *options, uint32_t layer_first,
                          uint32_t layer_end) {
     const megamoe_shape *s = &shape->shape;
@@ -100,19 +146,27 @@ json_t *cli_synth_config(const cli_shape *shape, unsigned format, const cli_opti
         json_object_update_new(config, json_pack("{s:i,s:i,s:i,s:b,s:s}", "moe_intermediate_size", (int)s->intermediate,
                                                  "num_experts", (int)s->expert_count, "num_experts_per_tok",
                                                  (int)s->experts_per_token, "norm_topk_prob", 1, "hidden_act", "silu"));
+    else if (shape->naming == CLI_BLOCK_SPARSE)
+        add_minimax_keys(config, s);
+    else if (shape->naming == CLI_MIXER)
+        add_nemotron_keys(config, shape);
     else
         add_deepseek_keys(config, shape);
-    if (format == CLI_FORMAT_MXFP4 && shape->naming == CLI_NATIVE)
-        json_object_set_new(config, "expert_dtype", json_string("fp4"));
-    json_object_set_new(config, "quantization_config", cli_quantization_config(shape, format, layer_first, layer_end));
+    bool fp8 = format == CLI_FORMAT_FP8 || format == CLI_FORMAT_FP8_E8M0;
+    if ((format == CLI_FORMAT_MXFP4 || fp8) && shape->naming == CLI_NATIVE)
+        json_object_set_new(config, "expert_dtype", json_string(fp8 ? "fp8" : "fp4"));
+    json_t *quantization = cli_quantization_config(shape, format, layer_first, layer_end);
+    if (quantization) json_object_set_new(config, "quantization_config", quantization);
+    if (options->mtp) add_mtp(config, shape, format, layer_end);
     if (options->experts.end)
         json_object_set_new(config, "megamoe_experts",
                             json_pack("[i,i]", (int)options->experts.first, (int)options->experts.end));
     return config;
 }
 
-json_t *cli_synth_quant_config(const cli_shape *shape, unsigned format, uint32_t layer_first, uint32_t layer_end) {
-    if (format != CLI_FORMAT_MODELOPT) return NULL;
+json_t *cli_synth_quant_config(const cli_shape *shape, unsigned format, const cli_options *options,
+                               uint32_t layer_first, uint32_t layer_end) {
+    if (format != CLI_FORMAT_MODELOPT && format != CLI_FORMAT_FUSED && format != CLI_FORMAT_TRANSPOSED) return NULL;
     json_t *quantization = json_pack("{s:s,s:n,s:i,s:[s,s,s]}", "quant_algo", "NVFP4", "kv_cache_quant_algo",
                                      "group_size", 16, "exclude_modules", "lm_head", "*self_attn*", "*mlp.gate");
     if (shape->naming == CLI_NATIVE) {
@@ -122,6 +176,9 @@ json_t *cli_synth_quant_config(const cli_shape *shape, unsigned format, uint32_t
         json_object_set(quantization, "exclude_modules", json_object_get(full, "ignore"));
         json_decref(full);
     }
+    if (options->mtp && shape->naming != CLI_NATIVE)
+        json_array_append_new(json_object_get(quantization, "exclude_modules"),
+                              json_sprintf("model.layers.%u*", layer_end));
     return json_pack("{s:{s:s,s:s},s:o}", "producer", "name", "modelopt", "version",
                      shape->naming == CLI_NATIVE ? "dsv4-nvfp4-experts" : "0.39.0", "quantization", quantization);
 }

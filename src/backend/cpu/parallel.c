@@ -74,8 +74,8 @@ typedef struct range {
     uint32_t end;
 } range;
 
-void mm_parallel_for(uint32_t threads, uint32_t units,
-                     void (*body)(void *context, uint32_t unit, uint32_t thread), void *context) {
+void mm_parallel_for(uint32_t threads, uint32_t units, void (*body)(void *context, uint32_t unit, uint32_t thread),
+                     void *context) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_forks);
     if (threads > units) threads = units;
