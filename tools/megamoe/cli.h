@@ -65,6 +65,8 @@ extern const cli_command cli_inspect, cli_run, cli_check, cli_bench, cli_synth, 
 /* Parses what follows the command's name. 0, or CLI_BAD_INPUT after the message. */
 int cli_parse(const cli_command *command, int count, char **arguments, cli_options *options);
 void cli_print_help(const cli_command *command);
+/* The same for programs: what make_docs.py turns into the man page and the completion. */
+json_t *cli_help_json(const cli_command *command);
 const char *cli_format_name(unsigned format); /* as --format spells it */
 /* The candidate nearest to `word` in a NULL-terminated list, or NULL if none is near. */
 const char *cli_nearest(const char *word, const char *const *candidates);

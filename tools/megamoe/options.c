@@ -288,3 +288,19 @@ void cli_print_help(const cli_command *command) {
     for (unsigned i = 0; i < SPEC_COUNT; i++)
         if (takes(command, specs[i].name)) print_option(&specs[i]);
 }
+
+static json_t *option_json(const option_spec *spec) {
+    json_t *words = spec->words ? json_array() : NULL;
+    for (unsigned i = 0; words && spec->words[i]; i++)
+        if (*spec->words[i]) json_array_append_new(words, json_string(spec->words[i]));
+    return json_pack("{s:s,s:s?,s:s,s:o?}", "name", spec->name, "argument", spec->argument, "help", spec->help, "words",
+                     words);
+}
+
+json_t *cli_help_json(const cli_command *command) {
+    json_t *options = json_array();
+    for (unsigned i = 0; i < SPEC_COUNT; i++)
+        if (takes(command, specs[i].name)) json_array_append_new(options, option_json(&specs[i]));
+    return json_pack("{s:s,s:s,s:s,s:s,s:s,s:o}", "name", command->name, "words", command->words, "summary",
+                     command->summary, "details", command->details, "examples", command->examples, "options", options);
+}
