@@ -79,14 +79,17 @@ unsigned cli_parse_list(const char *text, const char *option, uint32_t *numbers,
 void cli_json_errors(bool on);                                               /* errors go to stdout as JSON, too */
 int cli_fail(const char *format, ...) __attribute__((format(printf, 1, 2))); /* bad usage; CLI_BAD_INPUT */
 int cli_fail_status(megamoe_status status);                                  /* the library's sentence; CLI_BAD_INPUT */
-int cli_print_json(json_t *object);            /* prints and releases; CLI_GOOD if all was written */
-int cli_flush(void);                           /* CLI_GOOD if stdout took everything */
+int cli_print_json(json_t *object); /* prints and releases; CLI_GOOD if all was written */
+int cli_flush(void);                /* CLI_GOOD if stdout took everything */
+/* Names come from files that strangers made: what would steer a terminal is printed as '?'. */
+void cli_print_plain(FILE *stream, const char *text, size_t length);
 json_t *cli_json_number(double value);         /* null where JSON has no number */
 void *cli_allocate(size_t count, size_t size); /* zeroed; ends the command if there is no memory */
 char *cli_format(const char *format, ...) __attribute__((format(printf, 1, 2))); /* the caller frees */
 const char *cli_bytes_text(double bytes, char text[16]);                         /* "14.27 GB" */
-unsigned cli_terminal_width(void);                                               /* of stdout; 80 if it is none */
-double cli_seconds(void);                                                        /* monotonic */
+const char *cli_color(const char *code); /* the escape for it if stdout is a terminal that wants colors, or "" */
+unsigned cli_terminal_width(void);       /* of stdout; 80 if it is none */
+double cli_seconds(void);                /* monotonic */
 
 typedef struct cli_progress {
     const char *label;

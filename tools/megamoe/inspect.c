@@ -92,6 +92,8 @@ static megamoe_status scan_layers(megamoe_checkpoint *checkpoint, const cli_insp
     cli_progress_start(&progress, "scanning");
     for (uint32_t i = 0; i < inspection->layer_count && status == MEGAMOE_OK; i++) {
         status = megamoe_checkpoint_scan(checkpoint, inspection->layers[i].layer);
+        /* a layer that cannot be read is an anomaly already, and no reason to keep the others from being shown */
+        if (status == MEGAMOE_CORRUPT_FILE || status == MEGAMOE_UNSUPPORTED_MODEL) status = MEGAMOE_OK;
         cli_progress_update(&progress, i + 1, inspection->layer_count);
     }
     cli_progress_end(&progress);
@@ -166,7 +168,7 @@ static void print_indented(const char *label, const char *text) {
 }
 
 /* A few of every kind, its remedy once, and how many more there are. */
-static void print_kind(const cli_inspection *inspection, uint32_t first) {
+static void print_kind(const cli_inspection *inspection, uint32_t first, bool errors) {
     megamoe_anomaly head = {.struct_size = sizeof head}, other = {.struct_size = sizeof other};
     uint32_t count = megamoe_checkpoint_anomaly_count(inspection->checkpoint), same = 0;
     if (megamoe_checkpoint_anomaly(inspection->checkpoint, first, &head) != MEGAMOE_OK || !concerns(inspection, &head))
@@ -175,7 +177,9 @@ static void print_kind(const cli_inspection *inspection, uint32_t first) {
         if (megamoe_checkpoint_anomaly(inspection->checkpoint, i, &other) == MEGAMOE_OK &&
             concerns(inspection, &other) && strcmp(head.kind, other.kind) == 0)
             return; /* shown with the first of its kind */
-    printf("%s: %s\n", head.is_error ? "Error" : "Warning", head.kind);
+    if (head.is_error != errors) return;
+    printf("%s%s%s: %s\n", head.is_error ? cli_color("31;1") : cli_color("33;1"), head.is_error ? "Error" : "Warning",
+           cli_color("0"), head.kind);
     for (uint32_t i = first; i < count; i++) {
         if (megamoe_checkpoint_anomaly(inspection->checkpoint, i, &other) != MEGAMOE_OK ||
             !concerns(inspection, &other) || strcmp(head.kind, other.kind) != 0)
@@ -190,8 +194,12 @@ static int print_report(const cli_inspection *inspection, bool scanned) {
     char bytes[16];
     const char *type = megamoe_checkpoint_model_type(inspection->checkpoint);
     uint32_t anomalies = megamoe_checkpoint_anomaly_count(inspection->checkpoint);
-    printf("%s: %s, %u MoE layer%s, %s\n\n", inspection->path, *type ? type : "no model type", inspection->layer_count,
-           inspection->layer_count == 1 ? "" : "s", cli_bytes_text((double)inspection->bytes, bytes));
+    char *title = cli_format("%s: %s, %u MoE layer%s, %s", inspection->path, *type ? type : "no model type",
+                             inspection->layer_count, inspection->layer_count == 1 ? "" : "s",
+                             cli_bytes_text((double)inspection->bytes, bytes));
+    cli_print_plain(stdout, title, strlen(title));
+    printf("\n\n");
+    free(title);
     if (inspection->layer_count) {
         print_layers(inspection);
         putchar('\n');
@@ -199,7 +207,8 @@ static int print_report(const cli_inspection *inspection, bool scanned) {
         print_ranks(inspection);
     }
     putchar('\n');
-    for (uint32_t i = 0; i < anomalies; i++) print_kind(inspection, i);
+    for (unsigned warnings = 0; warnings < 2; warnings++) /* errors first */
+        for (uint32_t i = 0; i < anomalies; i++) print_kind(inspection, i, !warnings);
     if (!anomalies)
         printf("No anomalies%s.\n",
                scanned ? "; every scale byte was read" : " in headers and scalars; --scan reads the scale bytes too");
