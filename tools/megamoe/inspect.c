@@ -151,7 +151,7 @@ static void print_ranks(const cli_inspection *inspection) {
     cli_table_print(table, 0);
 }
 
-static bool concerns(const cli_inspection *inspection, const megamoe_anomaly *anomaly) {
+bool cli_concerns(const cli_inspection *inspection, const megamoe_anomaly *anomaly) {
     if (anomaly->layer < 0) return true;
     for (uint32_t i = 0; i < inspection->layer_count; i++)
         if (inspection->layers[i].layer == (uint32_t)anomaly->layer) return true;
@@ -171,18 +171,19 @@ static void print_indented(const char *label, const char *text) {
 static void print_kind(const cli_inspection *inspection, uint32_t first, bool errors) {
     megamoe_anomaly head = {.struct_size = sizeof head}, other = {.struct_size = sizeof other};
     uint32_t count = megamoe_checkpoint_anomaly_count(inspection->checkpoint), same = 0;
-    if (megamoe_checkpoint_anomaly(inspection->checkpoint, first, &head) != MEGAMOE_OK || !concerns(inspection, &head))
+    if (megamoe_checkpoint_anomaly(inspection->checkpoint, first, &head) != MEGAMOE_OK ||
+        !cli_concerns(inspection, &head))
         return;
     for (uint32_t i = 0; i < first; i++)
         if (megamoe_checkpoint_anomaly(inspection->checkpoint, i, &other) == MEGAMOE_OK &&
-            concerns(inspection, &other) && strcmp(head.kind, other.kind) == 0)
+            cli_concerns(inspection, &other) && strcmp(head.kind, other.kind) == 0)
             return; /* shown with the first of its kind */
     if (head.is_error != errors) return;
     printf("%s%s%s: %s\n", head.is_error ? cli_color("31;1") : cli_color("33;1"), head.is_error ? "Error" : "Warning",
            cli_color("0"), head.kind);
     for (uint32_t i = first; i < count; i++) {
         if (megamoe_checkpoint_anomaly(inspection->checkpoint, i, &other) != MEGAMOE_OK ||
-            !concerns(inspection, &other) || strcmp(head.kind, other.kind) != 0)
+            !cli_concerns(inspection, &other) || strcmp(head.kind, other.kind) != 0)
             continue;
         if (++same <= SHOWN_OF_A_KIND) print_indented("", other.detail);
     }
@@ -239,7 +240,7 @@ static json_t *anomalies_json(const cli_inspection *inspection) {
     json_t *list = json_array();
     for (uint32_t i = 0; i < megamoe_checkpoint_anomaly_count(inspection->checkpoint); i++) {
         megamoe_anomaly a = {.struct_size = sizeof a};
-        if (megamoe_checkpoint_anomaly(inspection->checkpoint, i, &a) != MEGAMOE_OK || !concerns(inspection, &a))
+        if (megamoe_checkpoint_anomaly(inspection->checkpoint, i, &a) != MEGAMOE_OK || !cli_concerns(inspection, &a))
             continue;
         json_t *item = json_pack("{s:s,s:s,s:s?,s:s,s:s?}", "severity", a.is_error ? "error" : "warning", "kind",
                                  a.kind, "tensor", a.tensor, "detail", a.detail, "remedy", a.remedy);
@@ -271,7 +272,7 @@ static int run(const cli_options *options) {
     if (status == MEGAMOE_OK) status = read_layers(options, &inspection);
     if (status == MEGAMOE_OK && options->scan) status = scan_layers(checkpoint, &inspection);
     if (status != MEGAMOE_OK) result = cli_fail_status(status);
-    if (result == CLI_GOOD && options->html) result = cli_inspect_html(&inspection, options->html);
+    if (result == CLI_GOOD && options->html) result = cli_inspect_html(&inspection, options->html, options->scan);
     if (result == CLI_GOOD) result = options->json ? print_json(&inspection) : print_report(&inspection, options->scan);
     free(inspection.layers);
     free(inspection.ranges);
