@@ -30,7 +30,7 @@ typedef struct cli_options {
     cli_range experts, layers;
     bool layer_given;
     uint32_t layer;
-    const char *input, *output, *dump_stages, *against, *html, *csv;
+    const char *input, *output, *dump_stages, *against, *html, *csv, *calibration;
     const char *shape, *tokens, *shard_size;
     unsigned routing, format, scale;
     bool scan, separate, mtp;
@@ -136,13 +136,14 @@ void cli_session_close(cli_session *session);
 
 typedef struct cli_batch {
     megamoe_checkpoint *file; /* the input, while the batch borrows from it */
+    const char *prefix;       /* of its tensors' names */
     megamoe_batch batch;
     int32_t *token_ids, *expert_ids; /* owned copies */
     float *expert_weights;
 } cli_batch;
-/* Tensors hidden, token_ids, expert_ids and expert_weights of `path`, checked against the shape. 0 or
+/* Tensors PREFIXhidden, token_ids, expert_ids and expert_weights of `path`, checked against the shape. 0 or
  * CLI_BAD_INPUT. */
-int cli_batch_read(const char *path, const megamoe_shape *shape, cli_batch *batch);
+int cli_batch_read(const char *path, const char *prefix, const megamoe_shape *shape, cli_batch *batch);
 void cli_batch_free(cli_batch *batch);
 /* Says which shape the tensor has and which it needs; CLI_BAD_INPUT. */
 int cli_wrong_shape(const char *path, const char *name, const megamoe_tensor *tensor, uint32_t rank,

@@ -61,6 +61,8 @@ static const option_spec specs[] = {
     {"csv", "FILE", TEXT, AT(csv), NULL, "also write the results as CSV"},
     {"scale", "HOW", WORD, AT(scale), scales, "max, 4over6 or search: how a block's scale is chosen"},
     {"separate", NULL, FLAG, AT(separate), NULL, "gate and up get global scales of their own"},
+    {"calibration", "FILE", TEXT, AT(calibration), NULL,
+     "safetensors with hidden [T, H] (or layers.N.hidden for layer N), as for run: the layers run on it, and the largest values give the input scales"},
     {"backend", "NAME", WORD, AT(backend), backends,
      "auto, reference, cpu, cuda, cuda-portable, sm90, sm100, or sm100-model (a plugin for tests)"},
     {"activations", "KIND", WORD, AT(activations), activations, "auto, bf16 or nvfp4"},
