@@ -84,6 +84,7 @@ void *cli_allocate(size_t count, size_t size); /* zeroed; ends the command if th
 char *cli_format(const char *format, ...) __attribute__((format(printf, 1, 2))); /* the caller frees */
 const char *cli_bytes_text(double bytes, char text[16]);                         /* "14.27 GB" */
 unsigned cli_terminal_width(void);                                               /* of stdout; 80 if it is none */
+bool cli_same_file(const char *one, const char *other);                          /* by name or by links */
 double cli_seconds(void);                                                        /* monotonic */
 
 typedef struct cli_progress {
