@@ -11,6 +11,12 @@ if(TARGET megamoe_command)
   set_target_properties(megamoe_command PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
 endif()
 
+if(TARGET megamoe_docs)
+  install(FILES ${PROJECT_BINARY_DIR}/megamoe.1.gz DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+  install(FILES ${PROJECT_BINARY_DIR}/megamoe.bash RENAME megamoe
+          DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+endif()
+
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/megamoe)
 install(EXPORT megamoe_targets FILE megamoe-targets.cmake NAMESPACE megamoe:: DESTINATION ${package_dir})
 configure_package_config_file(cmake/megamoe-config.cmake.in ${PROJECT_BINARY_DIR}/megamoe-config.cmake
@@ -21,7 +27,9 @@ install(FILES ${PROJECT_BINARY_DIR}/megamoe-config.cmake ${PROJECT_BINARY_DIR}/m
 
 configure_file(cmake/megamoe.pc.in ${PROJECT_BINARY_DIR}/megamoe.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/megamoe.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-install(FILES LICENSE CHANGELOG.md README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES CHANGELOG.md README.md SECURITY.md docs/command.md docs/formats.md docs/numerics.md
+        DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES LICENSE RENAME copyright DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME megamoe)

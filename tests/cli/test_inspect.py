@@ -1,5 +1,7 @@
 """inspect says what the tensors are, with the keys that tools rely on."""
 
+import json
+import os
 import unittest
 
 import fx
@@ -74,6 +76,45 @@ class Inspect(Case):
         for outside in ("http://", "https://", " src="):
             self.assertNotIn(outside, page)
         self.refused("inspect", "ckpt", "--html", "no/such/page.html", names=["no/such/page.html"])
+
+    def test_names_do_not_steer_the_terminal(self):
+        """Whoever wrote the file chose its names: no escape sequence may reach the screen."""
+        f = fx.FX()
+        f.config["model_type"] = "evil\x1b[2J\x07\u009b31m"
+        f.write(self.path("ckpt"))
+        path = self.path("ckpt", "model-00001-of-00001.safetensors")
+        if not os.path.exists(path):
+            path = [self.path("ckpt", n) for n in os.listdir(self.path("ckpt")) if n.endswith(".safetensors")][0]
+        tensors = fx.load(path)
+        tensors["layers.0.ffn.experts.0.w1.\x1b]0;owned\x07"] = ("F32", [], b"\0\0\0\0")
+        os.makedirs(self.path("evil"))
+        fx.save(self.path("evil", "model.safetensors"), tensors)
+        with open(self.path("evil", "config.json"), "w", encoding="utf-8") as file:
+            json.dump(f.config, file)
+        for out in (self.command("inspect", "evil"), self.command("inspect", "evil", "--json")):
+            self.assertIn("evil", out)
+            for character in ("\x1b", "\x07", "\u009b"):
+                self.assertNotIn(character, out)
+
+    def test_errors_come_first(self):
+        f = fx.FX()
+        f.inputs[1]["gate"] = None
+        f.write(self.path("ckpt"))
+        os.makedirs(self.path("bad"))
+        tensors = {}
+        for name in os.listdir(self.path("ckpt")):
+            if name.endswith(".safetensors"):
+                tensors.update(fx.load(self.path("ckpt", name)))
+        scale = next(n for n in tensors if n.endswith("weight_scale"))
+        dtype, shape, data = tensors[scale]
+        tensors[scale] = (dtype, shape, b"\x7f" + data[1:])
+        fx.save(self.path("bad", "model.safetensors"), tensors)
+        out = self.command("inspect", "bad", "--scan")
+        self.assertIn("Error: router", out)  # without config.json K is not known: shown, and no reason to stop
+        with open(self.path("bad", "config.json"), "w", encoding="utf-8") as file:
+            json.dump(f.config, file)
+        out = self.command("inspect", "bad", "--scan")
+        self.assertLess(out.index("Error: nan-scale"), out.index("Warning: "))
 
     def test_memory_per_rank(self):
         self.command("synth", "--shape", "tiny", "t")

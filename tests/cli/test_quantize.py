@@ -185,6 +185,58 @@ class Quantize(Case):
             self.assertEqual((out[key + "weight"][2], out[key + "weight_scale"][2]), (codes, scales))
             self.assertNotIn(key + "weight_scale_inv", out)
 
+    def expected_h(self, expert, x):
+        def rows(p):
+            values, n, k = self.values[f"model.layers.0.mlp.experts.{expert}.{p}_proj."]
+            return [sum(values[r * k + i] * x[i] for i in range(k)) for r in range(n)]
+
+        return max(abs(g / (1 + math.exp(-g)) * u) for g, u in zip(rows("gate"), rows("up")))
+
+    def test_calibration(self):
+        """amax / 2688 of what each expert met, from tokens sent where the file says."""
+        self.bf16_checkpoint()
+        x = [[(i * 37 % 29 - 14) / 16 * (1 + t) for i in range(64)] for t in range(3)]
+        ids = [[0], [0], [1]]
+        fx.save_input(self.path("x"), x, ids, [[1.0]] * 3)
+        out = self.result("--calibration", "x")
+        self.assertEqual(self.report["experts_unmet"], 0)
+        for e, met in ((0, (0, 1)), (1, (2,))):
+            base = f"model.layers.0.mlp.experts.{e}."
+            wanted = single(max(abs(v) for t in met for v in x[t]) / 2688)
+            for p in ("gate", "up"):
+                self.assertEqual(out[f"{base}{p}_proj.input_scale"], ("F32", [], fx.f32(wanted)))
+            got = struct.unpack("<f", out[f"{base}down_proj.input_scale"][2])[0]
+            want = max(self.expected_h(e, x[t]) for t in met) / 2688
+            self.assertLess(abs(got / want - 1), 0.01, f"expert {e}: {got} against {want}")
+        layer = self.json("inspect", "out", "--strict")["layers"][0]
+        self.assertEqual(layer["input_scales_valid"], 2)
+        self.assertTrue(self.json("check", "out", "--activations", "nvfp4", "--input-global", "static",
+                                  "--intermediate-global", "static", "--tokens", 4)["pass"])
+
+    def test_calibration_of_experts_without_tokens(self):
+        self.bf16_checkpoint()
+        fx.save_input(self.path("x"), [[0.5] * 64], [[1]], [[1.0]])
+        out = self.result("--calibration", "x")
+        self.assertEqual(self.report["experts_unmet"], 1)
+        for p in ("gate", "down"):
+            both = [out[f"model.layers.0.mlp.experts.{e}.{p}_proj.input_scale"] for e in (0, 1)]
+            self.assertEqual(*both)
+        self.assertIn("1 experts met no token", self.command("quantize", "in", "text", "--calibration", "x"))
+
+    def test_calibration_by_layer_and_refusals(self):
+        self.bf16_checkpoint()
+        fx.save_input(self.path("a"), [[0.5] * 64], [[1]], [[1.0]])
+        layer = {"layers.0." + name: value for name, value in fx.load(self.path("a")).items()}
+        zeros = fx.load(fx.save_input(self.path("z"), [[0.0] * 64], [[1]], [[1.0]]))
+        fx.save(self.path("both"), layer | zeros)
+        one = self.result("--calibration", "a")
+        self.command("quantize", "in", "out2", "--calibration", "both")
+        self.assertEqual(one, fx.load(self.path("out2", "model-00001-of-00001.safetensors")))
+        self.refused("quantize", "in", "o", "--calibration", "z", names=["layer 0", "calibrated"])
+        fx.save_input(self.path("nan"), [[0.5] * 63 + [float("nan")]], [[1]], [[1.0]], dtype="F32")
+        self.refused("quantize", "in", "o", "--calibration", "nan", names=["layer 0", "calibrated"])
+        self.refused("quantize", "in", "o", "--calibration", "missing", names=["missing"])
+
     def test_refusals(self):
         self.command("synth", "--shape", "tiny", "nvfp4")
         self.refused("quantize", "nvfp4", "out", names=["nothing to quantize"])

@@ -70,7 +70,7 @@ class Typing(Case):
             self.refused("run", "x", *empty, names=["--input", "FILE"])
 
     def test_an_option_before_the_command(self):
-        self.refused("--layer", 3, "check", names=["'--layer'", "--help"])
+        self.refused("--layer", 3, "check", names=["'--layer'", "command"])
 
     def test_missing_words(self):
         self.refused("inspect", names=["CKPT"])

@@ -40,24 +40,32 @@ static int copy_ids(const char *path, const char *name, const megamoe_tensor *te
     return CLI_GOOD;
 }
 
+/* A tensor of the file under the batch's prefix. */
+static megamoe_status find(const cli_batch *batch, const char *name, megamoe_tensor *tensor) {
+    char *full = cli_format("%s%s", batch->prefix, name);
+    megamoe_status status = megamoe_checkpoint_tensor(batch->file, full, tensor);
+    free(full);
+    return status;
+}
+
 /* Names what is there instead: most often the states are under another name, or the file is another one. */
-static int no_hidden(const char *path, const megamoe_checkpoint *file) {
+static int no_hidden(const char *path, const cli_batch *batch) {
     char list[256] = "no tensors";
     size_t used = 0;
     const char *name;
-    for (uint32_t i = 0; (name = megamoe_checkpoint_tensor_name(file, i)) && used < sizeof list; i++) {
+    for (uint32_t i = 0; (name = megamoe_checkpoint_tensor_name(batch->file, i)) && used < sizeof list; i++) {
         if (i == 5) {
             snprintf(list + used, sizeof list - used, ", ...");
             break;
         }
         used += (size_t)snprintf(list + used, sizeof list - used, "%s%.60s", i ? ", " : "", name);
     }
-    return cli_fail("%s has no tensor 'hidden'; it has %s.", path, list);
+    return cli_fail("%s has no tensor '%shidden'; it has %s.", path, batch->prefix, list);
 }
 
 static int read_hidden(const char *path, const megamoe_shape *shape, cli_batch *batch) {
     megamoe_tensor hidden;
-    if (megamoe_checkpoint_tensor(batch->file, "hidden", &hidden) != MEGAMOE_OK) return no_hidden(path, batch->file);
+    if (find(batch, "hidden", &hidden) != MEGAMOE_OK) return no_hidden(path, batch);
     const int64_t tokens = hidden.rank == 2 ? hidden.extent[0] : 1;
     if (!has_shape(&hidden, tokens, shape->hidden))
         return cli_wrong_shape(path, "hidden", &hidden, 2, (int64_t[]){tokens, shape->hidden});
@@ -77,8 +85,8 @@ static int read_routing(const char *path, const megamoe_shape *shape, cli_batch 
     megamoe_tensor ids, weights;
     int64_t tokens = batch->batch.token_count;
     size_t count = (size_t)tokens * shape->experts_per_token;
-    bool have_ids = megamoe_checkpoint_tensor(batch->file, "expert_ids", &ids) == MEGAMOE_OK;
-    bool have_weights = megamoe_checkpoint_tensor(batch->file, "expert_weights", &weights) == MEGAMOE_OK;
+    bool have_ids = find(batch, "expert_ids", &ids) == MEGAMOE_OK;
+    bool have_weights = find(batch, "expert_weights", &weights) == MEGAMOE_OK;
     if (!have_ids && !have_weights) return CLI_GOOD;
     if (!have_ids || !have_weights)
         return cli_fail("%s: expert_ids and expert_weights belong together, and only %s is there.", path,
@@ -99,15 +107,15 @@ static int read_routing(const char *path, const megamoe_shape *shape, cli_batch 
 static int read_token_ids(const char *path, cli_batch *batch) {
     megamoe_tensor ids;
     int64_t tokens = batch->batch.token_count;
-    if (megamoe_checkpoint_tensor(batch->file, "token_ids", &ids) != MEGAMOE_OK) return CLI_GOOD;
+    if (find(batch, "token_ids", &ids) != MEGAMOE_OK) return CLI_GOOD;
     if (ids.rank != 1 || ids.extent[0] != tokens) return cli_wrong_shape(path, "token_ids", &ids, 1, &tokens);
     int result = copy_ids(path, "token_ids", &ids, (size_t)tokens, &batch->token_ids);
     batch->batch.token_ids = batch->token_ids;
     return result;
 }
 
-int cli_batch_read(const char *path, const megamoe_shape *shape, cli_batch *batch) {
-    *batch = (cli_batch){0};
+int cli_batch_read(const char *path, const char *prefix, const megamoe_shape *shape, cli_batch *batch) {
+    *batch = (cli_batch){.prefix = prefix};
     megamoe_status status = megamoe_checkpoint_open(path, NULL, &batch->file);
     int result = status == MEGAMOE_OK ? read_hidden(path, shape, batch) : cli_fail_status(status);
     if (result == CLI_GOOD) result = read_routing(path, shape, batch);

@@ -217,7 +217,7 @@ static int open_all(const cli_options *options, cli_session *session, cli_examin
     e->checkpoint = session->checkpoint;
     e->token_count = tokens;
     if (options->input) {
-        if (cli_batch_read(options->input, &shape, &e->input) != CLI_GOOD) return CLI_BAD_INPUT;
+        if (cli_batch_read(options->input, "", &shape, &e->input) != CLI_GOOD) return CLI_BAD_INPUT;
         e->token_count = e->input.batch.token_count;
     }
     status = cli_open_device(options, MEGAMOE_REFERENCE, e->token_count, &e->oracle);

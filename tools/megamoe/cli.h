@@ -30,7 +30,7 @@ typedef struct cli_options {
     cli_range experts, layers;
     bool layer_given;
     uint32_t layer;
-    const char *input, *output, *dump_stages, *against, *html, *csv;
+    const char *input, *output, *dump_stages, *against, *html, *csv, *calibration;
     const char *shape, *tokens, *shard_size;
     unsigned routing, format, scale;
     bool scan, separate, mtp;
@@ -65,6 +65,8 @@ extern const cli_command cli_inspect, cli_run, cli_check, cli_bench, cli_synth, 
 /* Parses what follows the command's name. 0, or CLI_BAD_INPUT after the message. */
 int cli_parse(const cli_command *command, int count, char **arguments, cli_options *options);
 void cli_print_help(const cli_command *command);
+/* The same for programs: what make_docs.py turns into the man page and the completion. */
+json_t *cli_help_json(const cli_command *command);
 const char *cli_format_name(unsigned format); /* as --format spells it */
 /* The candidate nearest to `word` in a NULL-terminated list, or NULL if none is near. */
 const char *cli_nearest(const char *word, const char *const *candidates);
@@ -77,15 +79,18 @@ unsigned cli_parse_list(const char *text, const char *option, uint32_t *numbers,
 void cli_json_errors(bool on);                                               /* errors go to stdout as JSON, too */
 int cli_fail(const char *format, ...) __attribute__((format(printf, 1, 2))); /* bad usage; CLI_BAD_INPUT */
 int cli_fail_status(megamoe_status status);                                  /* the library's sentence; CLI_BAD_INPUT */
-int cli_print_json(json_t *object);            /* prints and releases; CLI_GOOD if all was written */
-int cli_flush(void);                           /* CLI_GOOD if stdout took everything */
+int cli_print_json(json_t *object); /* prints and releases; CLI_GOOD if all was written */
+int cli_flush(void);                /* CLI_GOOD if stdout took everything */
+/* Names come from files that strangers made: what would steer a terminal is printed as '?'. */
+void cli_print_plain(FILE *stream, const char *text, size_t length);
 json_t *cli_json_number(double value);         /* null where JSON has no number */
 void *cli_allocate(size_t count, size_t size); /* zeroed; ends the command if there is no memory */
 char *cli_format(const char *format, ...) __attribute__((format(printf, 1, 2))); /* the caller frees */
 const char *cli_bytes_text(double bytes, char text[16]);                         /* "14.27 GB" */
-unsigned cli_terminal_width(void);                                               /* of stdout; 80 if it is none */
-bool cli_same_file(const char *one, const char *other);                          /* by name or by links */
-double cli_seconds(void);                                                        /* monotonic */
+const char *cli_color(const char *code); /* the escape for it if stdout is a terminal that wants colors, or "" */
+unsigned cli_terminal_width(void);       /* of stdout; 80 if it is none */
+bool cli_same_file(const char *one, const char *other); /* by name or by links */
+double cli_seconds(void);                /* monotonic */
 
 typedef struct cli_progress {
     const char *label;
@@ -132,13 +137,14 @@ void cli_session_close(cli_session *session);
 
 typedef struct cli_batch {
     megamoe_checkpoint *file; /* the input, while the batch borrows from it */
+    const char *prefix;       /* of its tensors' names */
     megamoe_batch batch;
     int32_t *token_ids, *expert_ids; /* owned copies */
     float *expert_weights;
 } cli_batch;
-/* Tensors hidden, token_ids, expert_ids and expert_weights of `path`, checked against the shape. 0 or
+/* Tensors PREFIXhidden, token_ids, expert_ids and expert_weights of `path`, checked against the shape. 0 or
  * CLI_BAD_INPUT. */
-int cli_batch_read(const char *path, const megamoe_shape *shape, cli_batch *batch);
+int cli_batch_read(const char *path, const char *prefix, const megamoe_shape *shape, cli_batch *batch);
 void cli_batch_free(cli_batch *batch);
 /* Says which shape the tensor has and which it needs; CLI_BAD_INPUT. */
 int cli_wrong_shape(const char *path, const char *name, const megamoe_tensor *tensor, uint32_t rank,

@@ -92,6 +92,8 @@ static megamoe_status scan_layers(megamoe_checkpoint *checkpoint, const cli_insp
     cli_progress_start(&progress, "scanning");
     for (uint32_t i = 0; i < inspection->layer_count && status == MEGAMOE_OK; i++) {
         status = megamoe_checkpoint_scan(checkpoint, inspection->layers[i].layer);
+        /* a layer that cannot be read is an anomaly already, and no reason to keep the others from being shown */
+        if (status == MEGAMOE_CORRUPT_FILE || status == MEGAMOE_UNSUPPORTED_MODEL) status = MEGAMOE_OK;
         cli_progress_update(&progress, i + 1, inspection->layer_count);
     }
     cli_progress_end(&progress);
@@ -149,7 +151,7 @@ static void print_ranks(const cli_inspection *inspection) {
     cli_table_print(table, 0);
 }
 
-static bool concerns(const cli_inspection *inspection, const megamoe_anomaly *anomaly) {
+bool cli_concerns(const cli_inspection *inspection, const megamoe_anomaly *anomaly) {
     if (anomaly->layer < 0) return true;
     for (uint32_t i = 0; i < inspection->layer_count; i++)
         if (inspection->layers[i].layer == (uint32_t)anomaly->layer) return true;
@@ -166,19 +168,22 @@ static void print_indented(const char *label, const char *text) {
 }
 
 /* A few of every kind, its remedy once, and how many more there are. */
-static void print_kind(const cli_inspection *inspection, uint32_t first) {
+static void print_kind(const cli_inspection *inspection, uint32_t first, bool errors) {
     megamoe_anomaly head = {.struct_size = sizeof head}, other = {.struct_size = sizeof other};
     uint32_t count = megamoe_checkpoint_anomaly_count(inspection->checkpoint), same = 0;
-    if (megamoe_checkpoint_anomaly(inspection->checkpoint, first, &head) != MEGAMOE_OK || !concerns(inspection, &head))
+    if (megamoe_checkpoint_anomaly(inspection->checkpoint, first, &head) != MEGAMOE_OK ||
+        !cli_concerns(inspection, &head))
         return;
     for (uint32_t i = 0; i < first; i++)
         if (megamoe_checkpoint_anomaly(inspection->checkpoint, i, &other) == MEGAMOE_OK &&
-            concerns(inspection, &other) && strcmp(head.kind, other.kind) == 0)
+            cli_concerns(inspection, &other) && strcmp(head.kind, other.kind) == 0)
             return; /* shown with the first of its kind */
-    printf("%s: %s\n", head.is_error ? "Error" : "Warning", head.kind);
+    if (head.is_error != errors) return;
+    printf("%s%s%s: %s\n", head.is_error ? cli_color("31;1") : cli_color("33;1"), head.is_error ? "Error" : "Warning",
+           cli_color("0"), head.kind);
     for (uint32_t i = first; i < count; i++) {
         if (megamoe_checkpoint_anomaly(inspection->checkpoint, i, &other) != MEGAMOE_OK ||
-            !concerns(inspection, &other) || strcmp(head.kind, other.kind) != 0)
+            !cli_concerns(inspection, &other) || strcmp(head.kind, other.kind) != 0)
             continue;
         if (++same <= SHOWN_OF_A_KIND) print_indented("", other.detail);
     }
@@ -190,8 +195,12 @@ static int print_report(const cli_inspection *inspection, bool scanned) {
     char bytes[16];
     const char *type = megamoe_checkpoint_model_type(inspection->checkpoint);
     uint32_t anomalies = megamoe_checkpoint_anomaly_count(inspection->checkpoint);
-    printf("%s: %s, %u MoE layer%s, %s\n\n", inspection->path, *type ? type : "no model type", inspection->layer_count,
-           inspection->layer_count == 1 ? "" : "s", cli_bytes_text((double)inspection->bytes, bytes));
+    char *title = cli_format("%s: %s, %u MoE layer%s, %s", inspection->path, *type ? type : "no model type",
+                             inspection->layer_count, inspection->layer_count == 1 ? "" : "s",
+                             cli_bytes_text((double)inspection->bytes, bytes));
+    cli_print_plain(stdout, title, strlen(title));
+    printf("\n\n");
+    free(title);
     if (inspection->layer_count) {
         print_layers(inspection);
         putchar('\n');
@@ -199,7 +208,8 @@ static int print_report(const cli_inspection *inspection, bool scanned) {
         print_ranks(inspection);
     }
     putchar('\n');
-    for (uint32_t i = 0; i < anomalies; i++) print_kind(inspection, i);
+    for (unsigned warnings = 0; warnings < 2; warnings++) /* errors first */
+        for (uint32_t i = 0; i < anomalies; i++) print_kind(inspection, i, !warnings);
     if (!anomalies)
         printf("No anomalies%s.\n",
                scanned ? "; every scale byte was read" : " in headers and scalars; --scan reads the scale bytes too");
@@ -230,7 +240,7 @@ static json_t *anomalies_json(const cli_inspection *inspection) {
     json_t *list = json_array();
     for (uint32_t i = 0; i < megamoe_checkpoint_anomaly_count(inspection->checkpoint); i++) {
         megamoe_anomaly a = {.struct_size = sizeof a};
-        if (megamoe_checkpoint_anomaly(inspection->checkpoint, i, &a) != MEGAMOE_OK || !concerns(inspection, &a))
+        if (megamoe_checkpoint_anomaly(inspection->checkpoint, i, &a) != MEGAMOE_OK || !cli_concerns(inspection, &a))
             continue;
         json_t *item = json_pack("{s:s,s:s,s:s?,s:s,s:s?}", "severity", a.is_error ? "error" : "warning", "kind",
                                  a.kind, "tensor", a.tensor, "detail", a.detail, "remedy", a.remedy);
@@ -262,7 +272,7 @@ static int run(const cli_options *options) {
     if (status == MEGAMOE_OK) status = read_layers(options, &inspection);
     if (status == MEGAMOE_OK && options->scan) status = scan_layers(checkpoint, &inspection);
     if (status != MEGAMOE_OK) result = cli_fail_status(status);
-    if (result == CLI_GOOD && options->html) result = cli_inspect_html(&inspection, options->html);
+    if (result == CLI_GOOD && options->html) result = cli_inspect_html(&inspection, options->html, options->scan);
     if (result == CLI_GOOD) result = options->json ? print_json(&inspection) : print_report(&inspection, options->scan);
     free(inspection.layers);
     free(inspection.ranges);

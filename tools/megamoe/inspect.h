@@ -25,6 +25,8 @@ uint64_t cli_layer_bytes(const megamoe_layer_info *info);
 /* Bytes of the fullest of `ranks` ranks: its experts of every layer, and router and shared experts in full.
  */
 uint64_t cli_rank_bytes(const cli_inspection *inspection, uint32_t ranks);
-int cli_inspect_html(const cli_inspection *inspection, const char *path);
+/* Is it about the layers shown, or about none? */
+bool cli_concerns(const cli_inspection *inspection, const megamoe_anomaly *anomaly);
+int cli_inspect_html(const cli_inspection *inspection, const char *path, bool scanned);
 
 #endif

@@ -8,6 +8,25 @@ static const cli_command *const commands[] = {&cli_inspect, &cli_run,      &cli_
                                               &cli_synth,   &cli_quantize, &cli_doctor};
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
 
+/* Environment variables, in pairs of name and meaning. */
+static const char *const environment[][2] = {
+    {"MEGAMOE_BACKEND", "the backend when --backend is not given"},
+    {"MEGAMOE_THREADS", "threads of the cpu when --threads is not given"},
+    {"MEGAMOE_ISA", "caps the cpu level: scalar, avx2, avx512, amx"},
+    {"MEGAMOE_DEBUG", "1: norms and timings of every stage on stderr (also MEGA_MOE_DEBUG)"},
+    {"MEGA_MOE_STATIC", "1: skip the experts, their output is zero; to bisect a model"},
+    {"MEGA_MOE_USE_CUTLASS", "accepted from earlier setups, without effect"},
+};
+enum { ENVIRONMENT_COUNT = sizeof environment / sizeof environment[0] };
+
+static json_t *overview_json(void) {
+    json_t *all = json_array(), *variables = json_array();
+    for (unsigned i = 0; i < COMMAND_COUNT; i++) json_array_append_new(all, cli_help_json(commands[i]));
+    for (unsigned i = 0; i < ENVIRONMENT_COUNT; i++)
+        json_array_append_new(variables, json_pack("{s:s,s:s}", "name", environment[i][0], "help", environment[i][1]));
+    return json_pack("{s:s,s:o,s:o}", "version", megamoe_version(), "commands", all, "environment", variables);
+}
+
 static void print_overview(FILE *stream) {
     fprintf(stream,
             "Usage: megamoe COMMAND [OPTION]...\n"
@@ -17,13 +36,9 @@ static void print_overview(FILE *stream) {
         fprintf(stream, "  %-9s %s\n", commands[i]->name, commands[i]->summary);
     fprintf(stream, "\nmegamoe COMMAND --help shows its options and an example. --version shows the version.\n"
                     "Exit status: 0 good, 1 the check failed, 2 bad usage or bad input.\n\n"
-                    "Environment:\n"
-                    "  MEGAMOE_BACKEND   the backend when --backend is not given\n"
-                    "  MEGAMOE_THREADS   threads of the cpu when --threads is not given\n"
-                    "  MEGAMOE_ISA       caps the cpu level: scalar, avx2, avx512, amx\n"
-                    "  MEGAMOE_DEBUG     1: norms and timings of every stage on stderr (also MEGA_MOE_DEBUG)\n"
-                    "  MEGA_MOE_STATIC   1: skip the experts, their output is zero; to bisect a model\n"
-                    "  MEGA_MOE_USE_CUTLASS  accepted from earlier setups, without effect\n");
+                    "Environment:\n");
+    for (unsigned i = 0; i < ENVIRONMENT_COUNT; i++)
+        fprintf(stream, "  %-20s  %s\n", environment[i][0], environment[i][1]);
 }
 
 static const cli_command *find_command(const char *name) {
@@ -35,8 +50,7 @@ static const cli_command *find_command(const char *name) {
 static int unknown_command(const char *word) {
     const char *names[COMMAND_COUNT + 1] = {NULL};
     for (unsigned i = 0; i < COMMAND_COUNT; i++) names[i] = commands[i]->name;
-    if (*word == '-')
-        return cli_fail("'%s' stands where the command should, as in 'megamoe check model/'; see 'megamoe --help'.", word);
+    if (*word == '-') return cli_fail("'%s' stands where the command should, as in 'megamoe check model/'.", word);
     const char *nearest = cli_nearest(word, names);
     if (nearest) return cli_fail("there is no command '%s'; did you mean '%s'?", word, nearest);
     return cli_fail("there is no command '%s'; 'megamoe --help' lists them.", word);
@@ -55,6 +69,7 @@ int main(int argc, char **argv) {
         return cli_flush();
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || (strcmp(argv[1], "help") == 0 && argc == 2)) {
+        if (argc == 3 && strcmp(argv[2], "--json") == 0) return cli_print_json(overview_json());
         print_overview(stdout);
         return cli_flush();
     }
@@ -65,6 +80,7 @@ int main(int argc, char **argv) {
     cli_options options = {0};
     if (!help && cli_parse(command, argc - 2, argv + 2, &options) != CLI_GOOD) return CLI_BAD_INPUT;
     if (help || options.help) {
+        if (options.json) return cli_print_json(cli_help_json(command));
         cli_print_help(command);
         return cli_flush();
     }

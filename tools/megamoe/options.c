@@ -61,6 +61,8 @@ static const option_spec specs[] = {
     {"csv", "FILE", TEXT, AT(csv), NULL, "also write the results as CSV"},
     {"scale", "HOW", WORD, AT(scale), scales, "max, 4over6 or search: how a block's scale is chosen"},
     {"separate", NULL, FLAG, AT(separate), NULL, "gate and up get global scales of their own"},
+    {"calibration", "FILE", TEXT, AT(calibration), NULL,
+     "safetensors with hidden [T, H] (or layers.N.hidden for layer N), as for run: the layers run on it, and the largest values give the input scales"},
     {"backend", "NAME", WORD, AT(backend), backends,
      "auto, reference, cpu, cuda, cuda-portable, sm90, sm100, or sm100-model (a plugin for tests)"},
     {"activations", "KIND", WORD, AT(activations), activations, "auto, bf16 or nvfp4"},
@@ -290,4 +292,20 @@ void cli_print_help(const cli_command *command) {
     printf("\nExample:\n%s\nOptions:\n", command->examples);
     for (unsigned i = 0; i < SPEC_COUNT; i++)
         if (takes(command, specs[i].name)) print_option(&specs[i]);
+}
+
+static json_t *option_json(const option_spec *spec) {
+    json_t *words = spec->words ? json_array() : NULL;
+    for (unsigned i = 0; words && spec->words[i]; i++)
+        if (*spec->words[i]) json_array_append_new(words, json_string(spec->words[i]));
+    return json_pack("{s:s,s:s?,s:s,s:o?}", "name", spec->name, "argument", spec->argument, "help", spec->help, "words",
+                     words);
+}
+
+json_t *cli_help_json(const cli_command *command) {
+    json_t *options = json_array();
+    for (unsigned i = 0; i < SPEC_COUNT; i++)
+        if (takes(command, specs[i].name)) json_array_append_new(options, option_json(&specs[i]));
+    return json_pack("{s:s,s:s,s:s,s:s,s:s,s:o}", "name", command->name, "words", command->words, "summary",
+                     command->summary, "details", command->details, "examples", command->examples, "options", options);
 }

@@ -15,12 +15,23 @@ void cli_json_errors(bool on) {
     json_errors = on;
 }
 
+void cli_print_plain(FILE *stream, const char *text, size_t length) {
+    for (size_t i = 0; i < length && text[i]; i++) {
+        unsigned char c = (unsigned char)text[i], next = (unsigned char)text[i + 1];
+        bool wide = c == 0xC2 && next >= 0x80 && next < 0xA0; /* U+0080 to U+009F, controls too */
+        putc(c < 0x20 || c == 0x7F || wide ? '?' : c, stream);
+        i += wide;
+    }
+}
+
 /* The library's sentences end without a period, because programs put them into their own. */
 static int report(const char *status, const char *words) {
     char sentence[1100];
     size_t length = strlen(words);
     snprintf(sentence, sizeof sentence, "%s%s", words, length && words[length - 1] == '.' ? "" : ".");
-    fprintf(stderr, "megamoe: %s\n", sentence);
+    fputs("megamoe: ", stderr);
+    cli_print_plain(stderr, sentence, strlen(sentence));
+    putc('\n', stderr);
     if (json_errors) cli_print_json(json_pack("{s:{s:s,s:s}}", "error", "status", status, "message", sentence));
     return CLI_BAD_INPUT;
 }
@@ -40,7 +51,7 @@ int cli_fail_status(megamoe_status status) {
 
 int cli_print_json(json_t *object) {
     if (!object) return cli_fail("the result cannot be written as JSON: a name in it is not valid UTF-8.");
-    json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9) | JSON_ENSURE_ASCII);
     putchar('\n');
     json_decref(object);
     return cli_flush();
@@ -87,6 +98,16 @@ const char *cli_bytes_text(double bytes, char text[16]) {
     }
     snprintf(text, 16, bytes < 99.95 && unit ? "%.2f %s" : "%.0f %s", bytes, units[unit]);
     return text;
+}
+
+const char *cli_color(const char *code) {
+    static char escapes[4][12];
+    static unsigned next;
+    const char *unwanted = getenv("NO_COLOR");
+    if (!isatty(STDOUT_FILENO) || (unwanted && *unwanted)) return "";
+    char *escape = escapes[next++ % 4];
+    snprintf(escape, sizeof escapes[0], "\033[%sm", code);
+    return escape;
 }
 
 unsigned cli_terminal_width(void) {

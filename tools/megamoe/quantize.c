@@ -13,10 +13,11 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "calibrate.h"
 #include "shards.h"
 #include "synth.h"
 
-typedef enum part { COPY, CODES, SCALES, GLOBAL } part;
+typedef enum part { COPY, CODES, SCALES, GLOBAL, INPUT_SCALE } part;
 
 typedef struct source { /* what an output tensor is made of */
     part part;
@@ -35,6 +36,7 @@ typedef struct conversion {
     source *sources;
     size_t count, capacity;
     uint64_t matrices_converted, blocks_lost;
+    uint32_t experts_unmet; /* by the calibration's tokens */
 } conversion;
 
 /* ---- names ---- */
@@ -126,6 +128,9 @@ static void add_matrix(conversion *c, const char *name, size_t stem, size_t inde
         (source){.part = SCALES, .matrix = index});
     add(c, cli_format("%.*sweight_scale_2", length, name), "F32", 0, NULL, 4,
         (source){.part = GLOBAL, .matrix = index});
+    if (c->options->calibration)
+        add(c, cli_format("%.*sinput_scale", length, name), "F32", 0, NULL, 4,
+            (source){.part = INPUT_SCALE, .matrix = index});
     c->matrices_converted++;
 }
 
@@ -187,6 +192,27 @@ static int choose_globals(conversion *c) {
     return result;
 }
 
+/* ---- input scales ---- */
+
+static int calibrate(conversion *c) {
+    int result = CLI_GOOD;
+    for (uint32_t i = 0; c->options->calibration && i < c->layer_count && result == CLI_GOOD; i++) {
+        const megamoe_layer_info *info = &c->layers[i];
+        float *scales = cli_allocate(2 * (size_t)c->experts, sizeof *scales);
+        uint32_t unmet = 0;
+        if (to_quantize(info))
+            result = cli_calibrate(c->options->calibration, c->checkpoint, info, scales, scales + c->experts, &unmet);
+        c->experts_unmet += unmet;
+        for (uint32_t e = 0; e < c->experts; e++) {
+            cli_source_matrix *gate = &c->matrices[((size_t)i * c->experts + e) * 3];
+            gate[0].input_scale = gate[1].input_scale = scales[e];
+            gate[2].input_scale = scales[c->experts + e];
+        }
+        free(scales);
+    }
+    return result;
+}
+
 /* ---- writing ---- */
 
 static bool fill(void *context, const cli_planned *tensor, uint64_t first, uint64_t count, uint8_t *bytes) {
@@ -200,6 +226,7 @@ static bool fill(void *context, const cli_planned *tensor, uint64_t first, uint6
     case CODES: cli_matrix_quantize(m, c->options->scale, first, count, bytes, NULL); break;
     case SCALES: cli_matrix_quantize(m, c->options->scale, first, count, NULL, bytes); break;
     case GLOBAL: memcpy(bytes, &m->global, sizeof m->global); break;
+    case INPUT_SCALE: memcpy(bytes, &m->input_scale, sizeof m->input_scale); break;
     }
     return true;
 }
@@ -320,17 +347,21 @@ static int run(const cli_options *options) {
     int result = status == MEGAMOE_OK ? read_layers(&c) : cli_fail_status(status);
     if (result == CLI_GOOD) result = plan(&c);
     if (result == CLI_GOOD) result = choose_globals(&c);
+    if (result == CLI_GOOD) result = calibrate(&c);
     if (result == CLI_GOOD) result = write_output(&c);
     if (result == CLI_GOOD && options->json) {
-        result = cli_print_json(json_pack("{s:s,s:I,s:I,s:f}", "path", options->words[1], "projections",
+        result = cli_print_json(json_pack("{s:s,s:I,s:I,s:i,s:f}", "path", options->words[1], "projections",
                                           (json_int_t)c.matrices_converted, "blocks_lost", (json_int_t)c.blocks_lost,
-                                          "seconds", cli_seconds() - started));
+                                          "experts_unmet", (int)c.experts_unmet, "seconds", cli_seconds() - started));
     } else if (result == CLI_GOOD) {
         printf("%s: %llu projections in NVFP4 in %.1f s\n", options->words[1], (unsigned long long)c.matrices_converted,
                cli_seconds() - started);
         if (c.blocks_lost)
             printf("%llu MXFP4 blocks were too small to be kept exactly and were rounded\n",
                    (unsigned long long)c.blocks_lost);
+        if (c.experts_unmet)
+            printf("%u experts met no token of %s: their input scales are their layer's largest\n", c.experts_unmet,
+                   options->calibration);
         result = cli_flush();
     }
     for (size_t i = 0; i < c.count; i++) free(c.tensors[i].name);
@@ -349,9 +380,9 @@ const cli_command cli_quantize = {
     .details =
         "Writes ModelOpt's layout, which every NVFP4 engine loads; all other tensors and files are copied. MXFP4 is kept "
         "without loss where its exponents span at most 17 octaves; blocks beyond that are counted and rounded, or refused "
-        "with --strict. Input scales are not invented: nvfp4 activations then take theirs from each token.",
+        "with --strict. Input scales are not invented: without --calibration nvfp4 activations take theirs from each token.",
     .examples = "  megamoe quantize model-bf16/ model-nvfp4\n  megamoe quantize model/ out --scale search --separate\n",
-    .options = "scale separate strict",
+    .options = "scale separate calibration strict",
     .words_min = 2,
     .words_max = 2,
     .run = run,

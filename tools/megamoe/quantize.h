@@ -7,8 +7,9 @@
 typedef struct cli_source_matrix {
     megamoe_tensor weight, scale; /* scale.data NULL: BF16 */
     uint64_t rows, columns;
-    float global; /* of the NVFP4 weights; 0 until it is known */
-    int exponent; /* MXFP4: the largest in use, of the whole pair if gate and up share one */
+    float input_scale; /* calibrated, or 0 */
+    float global;      /* of the NVFP4 weights; 0 until it is known */
+    int exponent;      /* MXFP4: the largest in use, of the whole pair if gate and up share one */
     float amax;
     uint64_t lost; /* MXFP4: blocks that could not be kept as they were */
 } cli_source_matrix;

@@ -20,7 +20,7 @@ static int open_job(const cli_options *options, job *j) {
     megamoe_status status = cli_open_checkpoint(options, options->words[0], &j->session.checkpoint);
     if (status == MEGAMOE_OK) status = megamoe_checkpoint_shape(j->session.checkpoint, options->layer, &shape);
     if (status != MEGAMOE_OK) return cli_fail_status(status);
-    if (cli_batch_read(options->input, &shape, &j->input) != CLI_GOOD) return CLI_BAD_INPUT;
+    if (cli_batch_read(options->input, "", &shape, &j->input) != CLI_GOOD) return CLI_BAD_INPUT;
     j->input.batch.allow_bad_routing = options->lax_routing;
 
     status =

@@ -6,7 +6,7 @@
 
 #include "cli.h"
 
-enum { TEXT_COLUMNS = 79, COLUMNS_MAX = 12 };
+enum { TEXT_COLUMNS_MAX = 100, COLUMNS_MAX = 12 }; /* longer lines are hard to read */
 
 struct cli_table {
     unsigned columns, rows;
@@ -76,10 +76,9 @@ static void print_row(const cli_table *table, unsigned row, unsigned indent) {
     for (unsigned column = 0; column < final; column++) {
         const char *cell = table->cells[(size_t)row * table->columns + column];
         int padding = (int)(table->width[column] - text_width(cell));
-        if (table->align[column] == '>')
-            printf("%*s%s  ", padding, "", cell);
-        else
-            printf("%s%*s  ", cell, padding, "");
+        if (table->align[column] == '>') printf("%*s", padding, "");
+        cli_print_plain(stdout, cell, strlen(cell));
+        printf("%*s", 2 + (table->align[column] == '>' ? 0 : padding), "");
         before += table->width[column] + 2;
     }
     if (table->align[final] == '>') {
@@ -88,7 +87,8 @@ static void print_row(const cli_table *table, unsigned row, unsigned indent) {
     }
     unsigned width = cli_terminal_width(), room = width > before + 20 ? width - before : 20;
     for (size_t piece = fitting(last, room);; piece = fitting(last, room)) {
-        printf("%.*s\n", (int)piece, last);
+        cli_print_plain(stdout, last, piece);
+        putchar('\n');
         last += piece + (last[piece] == ' ');
         if (!*last) break;
         printf("%*s", (int)before, "");
@@ -108,15 +108,18 @@ void cli_table_free(cli_table *table) {
 }
 
 void cli_print_wrapped(const char *text, unsigned indent) {
+    unsigned width = cli_terminal_width() - 1;
     bool fresh = true;
+    if (width > TEXT_COLUMNS_MAX) width = TEXT_COLUMNS_MAX;
     for (unsigned column = indent; *text;) {
         unsigned word = (unsigned)strcspn(text, " ");
-        if (!fresh && column + 1 + word > TEXT_COLUMNS) {
+        if (!fresh && column + 1 + word > width) {
             printf("\n%*s", (int)indent, "");
             column = indent;
             fresh = true;
         }
-        printf("%s%.*s", fresh ? "" : " ", (int)word, text);
+        if (!fresh) putchar(' ');
+        cli_print_plain(stdout, text, word);
         column += word + !fresh;
         fresh = false;
         text += word + (text[word] == ' ');

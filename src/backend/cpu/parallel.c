@@ -74,8 +74,49 @@ typedef struct range {
     uint32_t end;
 } range;
 
-void mm_parallel_for(uint32_t threads, uint32_t units, void (*body)(void *context, uint32_t unit, uint32_t thread),
-                     void *context) {
+/*
+ * libgomp orders its threads in ways that ThreadSanitizer does not see. These say so: what was done before a team starts
+ * is seen by its threads, and what they did is seen behind its end. Races between the threads themselves stay visible.
+ */
+#ifdef __SANITIZE_THREAD__
+#    include <sanitizer/tsan_interface.h>
+#    define ORDER_BEFORE(place) __tsan_release(place)
+#    define ORDER_AFTER(place) __tsan_acquire(place)
+#    define UNWATCHED __attribute__((no_sanitize("thread")))
+#else
+#    define ORDER_BEFORE(place) ((void)(place))
+#    define ORDER_AFTER(place) ((void)(place))
+#    define UNWATCHED
+#endif
+
+typedef struct team {
+    range *ranges;
+    uint32_t threads;
+    void (*body)(void *context, uint32_t unit, uint32_t thread);
+    void *context;
+} team;
+
+/* Thread t's own range, then what the others have left. */
+static void team_work(team *all, uint32_t t) {
+    ORDER_AFTER(all);
+    for (uint32_t i = 0; i < all->threads; i++) {
+        range *r = &all->ranges[(t + i) % all->threads];
+        uint32_t unit;
+        while ((unit = atomic_fetch_add_explicit(&r->next, 1, memory_order_relaxed)) < r->end)
+            all->body(all->context, unit, t);
+    }
+    ORDER_BEFORE(all);
+}
+
+/* The runtime may grant fewer threads; ranges of the missing ones are taken by those that came. */
+static UNWATCHED void team_run(team *all) {
+    uint32_t threads = all->threads;
+#pragma omp parallel for schedule(static, 1) num_threads(threads)
+    for (uint32_t t = 0; t < threads; t++) team_work(all, t);
+}
+
+void mm_parallel_for(uint32_t threads, uint32_t units,
+                     void (*body)(void *context, uint32_t unit, uint32_t thread), void *context) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_forks);
     if (threads > units) threads = units;
@@ -84,17 +125,12 @@ void mm_parallel_for(uint32_t threads, uint32_t units, void (*body)(void *contex
         return;
     }
     range ranges[threads];
+    team all = {ranges, threads, body, context};
     for (uint32_t t = 0; t < threads; t++) {
         atomic_init(&ranges[t].next, (uint32_t)((uint64_t)units * t / threads));
         ranges[t].end = (uint32_t)((uint64_t)units * (t + 1) / threads);
     }
-    /* The runtime may grant fewer threads; ranges of the missing ones are taken by those that came. */
-#pragma omp parallel for schedule(static, 1) num_threads(threads)
-    for (uint32_t t = 0; t < threads; t++)
-        for (uint32_t i = 0; i < threads; i++) {
-            range *r = &ranges[(t + i) % threads];
-            uint32_t unit;
-            while ((unit = atomic_fetch_add_explicit(&r->next, 1, memory_order_relaxed)) < r->end)
-                body(context, unit, t);
-        }
+    ORDER_BEFORE(&all);
+    team_run(&all);
+    ORDER_AFTER(&all);
 }
