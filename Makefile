@@ -1,5 +1,5 @@
 # Front door: the work is done by CMake. On a fresh Debian machine with root or sudo, `make run` and `make test`
-# install what is missing; plain `make` only builds.
+# install what is missing; plain `make` only builds, and needs nothing that only the tests need.
 BUILD ?= build
 CONFIGURE ?=
 
@@ -9,13 +9,14 @@ all: $(BUILD)/CMakeCache.txt
 	cmake --build $(BUILD) --parallel
 
 $(BUILD)/CMakeCache.txt:
-	cmake -S . -B $(BUILD) -G Ninja $(CONFIGURE)
+	cmake -S . -B $(BUILD) -G Ninja -DMEGAMOE_TESTS=OFF $(CONFIGURE)
 
 run: dependencies all
 	examples/run.sh $(BUILD)
 
 test: dependencies test-dependencies
-	cmake -S . -B $(BUILD) -G Ninja -DPython3_EXECUTABLE=$(CURDIR)/$(BUILD)-venv/bin/python3 $(CONFIGURE)
+	cmake -S . -B $(BUILD) -G Ninja -DMEGAMOE_TESTS=ON \
+	    -DPython3_EXECUTABLE=$(CURDIR)/$(BUILD)-venv/bin/python3 $(CONFIGURE)
 	cmake --build $(BUILD) --parallel
 	ctest --test-dir $(BUILD) --output-on-failure --parallel 2
 

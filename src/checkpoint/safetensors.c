@@ -299,7 +299,8 @@ static megamoe_status header_length(const mm_shard *shard, uint64_t *length) {
     for (int i = 7; i >= 0; i--) *length = *length << 8 | start[i];
     if (*length > shard->bytes - 8)
         return mm_fail(MEGAMOE_CORRUPT_FILE,
-                       "%s declares a header of %" PRIu64 " bytes, but the file has only %" PRIu64,
+                       "%s declares a header of %" PRIu64 " bytes, but the file has only %" PRIu64
+                       "; is it a safetensors file?",
                        shard->path, *length, shard->bytes);
     if (*length > MM_HEADER_BYTES_MAX)
         return mm_fail(MEGAMOE_CORRUPT_FILE,

@@ -118,14 +118,17 @@ static megamoe_status header_make(const item *items, uint32_t count, char **text
     return status;
 }
 
+/* Names the file that was asked for: the temporary beside it is nobody's business. */
+static megamoe_status write_fail(const char *path, int error) {
+    return mm_fail(MEGAMOE_IO_ERROR, "%s cannot be written: %s", path, strerror(error));
+}
+
 static megamoe_status bytes_write(int file, const char *path, const void *data, uint64_t bytes) {
     const char *at = data;
     while (bytes) {
         ssize_t put = write(file, at, bytes < (1u << 30) ? (size_t)bytes : 1u << 30);
         if (put < 0 && errno == EINTR) continue;
-        if (put <= 0)
-            return mm_fail(MEGAMOE_IO_ERROR, "%s: %s", path,
-                           put < 0 ? strerror(errno) : "nothing was written");
+        if (put <= 0) return write_fail(path, put < 0 ? errno : ENOSPC);
         at += put;
         bytes -= (uint64_t)put;
     }
@@ -142,7 +145,7 @@ static megamoe_status file_write(int file, const char *path, const char *header,
     MM_TRY(bytes_write(file, path, "        ", header_bytes - text_bytes));
     for (uint32_t i = 0; i < count; i++)
         MM_TRY(bytes_write(file, path, items[i].source->tensor.data, items[i].bytes));
-    if (fsync(file) != 0) return mm_fail(MEGAMOE_IO_ERROR, "%s: %s", path, strerror(errno));
+    if (fsync(file) != 0) return write_fail(path, errno);
     return MEGAMOE_OK;
 }
 
@@ -172,12 +175,10 @@ static megamoe_status replace(const char *path, const char *header, const item *
     if (used < 0 || (size_t)used >= sizeof temporary)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "tensors_write: the path is too long: %.64s...", path);
     file = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (file < 0) return mm_fail(MEGAMOE_IO_ERROR, "%s: %s", temporary, strerror(errno));
-    status = file_write(file, temporary, header, items, count);
-    if (close(file) != 0 && status == MEGAMOE_OK)
-        status = mm_fail(MEGAMOE_IO_ERROR, "%s: %s", temporary, strerror(errno));
-    if (status == MEGAMOE_OK && rename(temporary, path) != 0)
-        status = mm_fail(MEGAMOE_IO_ERROR, "%s: %s", path, strerror(errno));
+    if (file < 0) return write_fail(path, errno);
+    status = file_write(file, path, header, items, count);
+    if (close(file) != 0 && status == MEGAMOE_OK) status = write_fail(path, errno);
+    if (status == MEGAMOE_OK && rename(temporary, path) != 0) status = write_fail(path, errno);
     if (status != MEGAMOE_OK) {
         unlink(temporary);
         return status;

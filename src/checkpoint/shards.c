@@ -347,6 +347,7 @@ static megamoe_status tensors_sort(mm_tensors *tensors) {
     for (uint32_t i = 1; i < tensors->count; i++) {
         const mm_tensor *tensor = &tensors->tensors[i];
         if (strcmp(tensor[-1].name, tensor->name) != 0) continue;
+        if (i > 1 && strcmp(tensor[-2].name, tensor->name) == 0) continue; /* named already */
         if (!first) first = tensor;
         mm_names_add(&names, tensor->name);
     }

@@ -7,7 +7,7 @@ import time
 import unittest
 
 import fx
-from command import Case
+from command import Case, contents
 
 
 class Refusals(Case):
@@ -295,7 +295,8 @@ class Inputs(Refusals):
         fx.FX().write(self.path("ckpt"))
         hidden = fx.tensor("BF16", [1, 64], fx.bf16(*fx.one_hot()))
         cases = [
-            ({}, ["hidden"]),
+            ({}, ["x has no tensor 'hidden'", "no tensors"]),
+            ({"states": hidden}, ["x has no tensor 'hidden'", "states"]),
             ({"hidden": fx.tensor("BF16", [1, 32], fx.bf16(*[0.0] * 32))}, ["[1, 32]", "[1, 64]"]),
             ({"hidden": fx.tensor("F16", [1, 64], bytes(128))}, ["BF16 or F32"]),
             ({"hidden": hidden, "expert_ids": fx.tensor("I32", [1, 1], fx.i32(0))}, ["expert_weights"]),
@@ -325,6 +326,24 @@ class Inputs(Refusals):
         fx.FX().write(self.path("ckpt"))
         fx.save_input(self.path("x"), [fx.one_hot()])
         self.refused("run", "ckpt", "--layer", 0, "--input", "x", "--output", "no/such/y", names=["no/such/y"])
+
+    def test_no_file_replaces_another(self):
+        fx.FX().write(self.path("ckpt"))
+        fx.save_input(self.path("x"), [fx.one_hot()])
+        os.link(self.path("x"), self.path("link"))
+        before = contents(self.path("x"))
+        run = ("run", "ckpt", "--layer", 0, "--input", "x")
+        for output in ("x", "./x", self.path("x"), "link"):
+            self.refused(*run, "--output", output, names=["--output", "the input x"])
+            self.refused(*run, "--output", "y", "--dump-stages", output, names=["--dump-stages", "the input x"])
+        self.refused(*run, "--output", "y", "--dump-stages", "y", names=["--output", "--dump-stages", "y"])
+        self.assertEqual(contents(self.path("x")), before)
+
+    def test_the_output_is_written_last(self):
+        fx.FX().write(self.path("ckpt"))
+        fx.save_input(self.path("x"), [fx.one_hot()])
+        run = ("run", "ckpt", "--layer", 0, "--input", "x")
+        self.refused(*run, "--output", "y", "--dump-stages", "no/s", names=["no/s cannot be written: No such file"])
 
     def test_existing_output_of_synth_is_kept(self):
         self.command("synth", "--shape", "tiny", "t")

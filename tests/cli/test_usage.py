@@ -63,6 +63,15 @@ class Typing(Case):
         self.refused("synth", "--shape", "H=64,J=64", "out", names=["'J'"])
         self.refused("synth", "--shape", "tiny", "--shard-size", "7parsecs", "out", names=["7parsecs"])
 
+    def test_empty_words(self):
+        """A variable of the shell that is not set."""
+        self.refused("inspect", "", names=["CKPT", "empty"])
+        for empty in (["--input", ""], ["--input="]):
+            self.refused("run", "x", *empty, names=["--input", "FILE"])
+
+    def test_an_option_before_the_command(self):
+        self.refused("--layer", 3, "check", names=["'--layer'", "command"])
+
     def test_missing_words(self):
         self.refused("inspect", names=["CKPT"])
         self.refused("inspect", "a", "b", names=["'b'"])

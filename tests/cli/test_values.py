@@ -441,6 +441,24 @@ class Activation(Values):
         row = self.outputs(f, "bf16", ids=[[-1]], weights=[[0.0]], options=["--shared-unclamped"])[0]
         self.assertTrue(close(row[:1], [36.0], 2**-7), row[:1])
 
+    def test_e2_a_draft_block_is_clamped_too(self):
+        f = self.clamped(0.125)
+        f.prefix = "mtp.layers.0.mlp"
+        f.write(self.path("ckpt"))
+        fx.save_input(self.path("x"), [fx.one_hot(value=48.0)], [[0]], [[1.0]])
+        for backend in self.BACKENDS:
+            self.command(
+                "run", "ckpt", "--layer", 1, "--input", "x", "--output", "y", "--backend", backend
+            )
+            row = fx.values_of(self.path("y"), "output")
+            self.assertTrue(close(row[:6], list(self.CASES.values()), 2**-8), row[:6])
+
+    def test_e2_the_limit_in_force_is_told(self):
+        for limit, words in ((10.0, "swiglu clamped at 10"), (0.0, "swiglu not clamped")):
+            self.clamped(1.0, limit).write(self.path("ckpt"))
+            self.assertEqual(self.json("inspect", "ckpt")["layers"][0]["swiglu_limit"], limit)
+            self.assertIn(words, " ".join(self.command("inspect", "ckpt").split()))
+
     def test_e5_blocks(self):
         """The layer's own input blocks: floor, rounding and saturation, as staged."""
         f = fx.FX()

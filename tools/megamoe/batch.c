@@ -48,10 +48,24 @@ static megamoe_status find(const cli_batch *batch, const char *name, megamoe_ten
     return status;
 }
 
+/* Names what is there instead: most often the states are under another name, or the file is another one. */
+static int no_hidden(const char *path, const cli_batch *batch) {
+    char list[256] = "no tensors";
+    size_t used = 0;
+    const char *name;
+    for (uint32_t i = 0; (name = megamoe_checkpoint_tensor_name(batch->file, i)) && used < sizeof list; i++) {
+        if (i == 5) {
+            snprintf(list + used, sizeof list - used, ", ...");
+            break;
+        }
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s%.60s", i ? ", " : "", name);
+    }
+    return cli_fail("%s has no tensor '%shidden'; it has %s.", path, batch->prefix, list);
+}
+
 static int read_hidden(const char *path, const megamoe_shape *shape, cli_batch *batch) {
     megamoe_tensor hidden;
-    megamoe_status status = find(batch, "hidden", &hidden);
-    if (status != MEGAMOE_OK) return cli_fail_status(status);
+    if (find(batch, "hidden", &hidden) != MEGAMOE_OK) return no_hidden(path, batch);
     const int64_t tokens = hidden.rank == 2 ? hidden.extent[0] : 1;
     if (!has_shape(&hidden, tokens, shape->hidden))
         return cli_wrong_shape(path, "hidden", &hidden, 2, (int64_t[]){tokens, shape->hidden});

@@ -50,6 +50,7 @@ static const cli_command *find_command(const char *name) {
 static int unknown_command(const char *word) {
     const char *names[COMMAND_COUNT + 1] = {NULL};
     for (unsigned i = 0; i < COMMAND_COUNT; i++) names[i] = commands[i]->name;
+    if (*word == '-') return cli_fail("'%s' stands where the command should, as in 'megamoe check model/'.", word);
     const char *nearest = cli_nearest(word, names);
     if (nearest) return cli_fail("there is no command '%s'; did you mean '%s'?", word, nearest);
     return cli_fail("there is no command '%s'; 'megamoe --help' lists them.", word);

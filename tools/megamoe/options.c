@@ -216,9 +216,9 @@ static int parse_option(const cli_command *command, int count, char **arguments,
         if (equals) return cli_fail("--%s takes no value.", spec->name);
         return parse_value(spec, "", options);
     }
-    if (equals) return parse_value(spec, equals + 1, options);
-    if (++*index >= count) return cli_fail("--%s needs a value: --%s %s.", spec->name, spec->name, spec->argument);
-    return parse_value(spec, arguments[*index], options);
+    const char *value = equals ? equals + 1 : ++*index < count ? arguments[*index] : "";
+    if (!*value) return cli_fail("--%s needs a value: --%s %s.", spec->name, spec->name, spec->argument);
+    return parse_value(spec, value, options);
 }
 
 static int apply_environment(cli_options *options) {
@@ -241,6 +241,9 @@ int cli_parse(const cli_command *command, int count, char **arguments, cli_optio
             if (parse_option(command, count, arguments, &i, options) != CLI_GOOD) return CLI_BAD_INPUT;
         } else if (arguments[i][0] == '-' && arguments[i][1] && strcmp(arguments[i], "--") != 0) {
             return cli_fail("there is no option '%s'; options are spelled out, as in --layer 3.", arguments[i]);
+        } else if (!*arguments[i]) {
+            return cli_fail("%s takes %s, not an empty word; is a variable of the shell unset?", command->name,
+                            *command->words ? command->words : "no words");
         } else if (words == command->words_max) {
             return cli_fail("%s takes %s, and '%s' is one word too many.", command->name,
                             *command->words ? command->words : "no words", arguments[i]);

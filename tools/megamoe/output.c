@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -23,7 +24,11 @@ void cli_print_plain(FILE *stream, const char *text, size_t length) {
     }
 }
 
-static int report(const char *status, const char *sentence) {
+/* The library's sentences end without a period, because programs put them into their own. */
+static int report(const char *status, const char *words) {
+    char sentence[1100];
+    size_t length = strlen(words);
+    snprintf(sentence, sizeof sentence, "%s%s", words, length && words[length - 1] == '.' ? "" : ".");
     fputs("megamoe: ", stderr);
     cli_print_plain(stderr, sentence, strlen(sentence));
     putc('\n', stderr);
@@ -109,6 +114,13 @@ unsigned cli_terminal_width(void) {
     struct winsize size;
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 40) return size.ws_col;
     return 80;
+}
+
+bool cli_same_file(const char *one, const char *other) {
+    struct stat facts[2];
+    if (strcmp(one, other) == 0) return true;
+    if (stat(one, &facts[0]) != 0 || stat(other, &facts[1]) != 0) return false;
+    return facts[0].st_dev == facts[1].st_dev && facts[0].st_ino == facts[1].st_ino;
 }
 
 double cli_seconds(void) {

@@ -126,14 +126,27 @@ static int report(const cli_options *options, const job *j) {
     const struct {
         uint64_t count;
         const char *what;
-    } notes[] = {{counters.unrouted_tokens, "tokens that no expert took, because a router logit is not a number"},
-                 {counters.skipped_slots, "slots skipped: id -1, or an expert that is not loaded"},
+    } notes[] = {{counters.unrouted_tokens, "tokens without experts, because a router logit is not a number"},
+                 {counters.skipped_slots, "skipped slots (id -1, or an expert that is not loaded)"},
                  {counters.bad_slots, "slots with an id that no expert has"},
                  {counters.saturated_blocks, "nvfp4 blocks clipped at the largest scale"},
                  {counters.nonfinite_blocks, "nvfp4 blocks with a NaN or an infinity"}};
     for (unsigned i = 0; i < sizeof notes / sizeof notes[0]; i++)
-        if (notes[i].count) printf("  %llu %s\n", (unsigned long long)notes[i].count, notes[i].what);
+        if (notes[i].count) printf("  %s: %llu\n", notes[i].what, (unsigned long long)notes[i].count);
     return cli_flush();
+}
+
+/* A file that is read must not be replaced, nor one result by the other; says so if it would be. */
+static bool same_files(const cli_options *options) {
+    const char *written[] = {options->output, options->dump_stages}, *names[] = {"output", "dump-stages"};
+    for (unsigned i = 0; i < 2 && written[i]; i++)
+        if (cli_same_file(written[i], options->input)) {
+            cli_fail("--%s would replace the input %s; choose another name.", names[i], options->input);
+            return true;
+        }
+    if (!options->dump_stages || !cli_same_file(options->output, options->dump_stages)) return false;
+    cli_fail("--output and --dump-stages are one file, %s; choose two names.", options->output);
+    return true;
 }
 
 static int run(const cli_options *options) {
@@ -142,11 +155,12 @@ static int run(const cli_options *options) {
         return cli_fail("run needs --%s; 'megamoe run --help' shows an example.", !options->layer_given ? "layer"
                                                                                   : !options->input     ? "input"
                                                                                                         : "output");
+    if (same_files(options)) return CLI_BAD_INPUT;
     int result = open_job(options, &j);
     if (result == CLI_GOOD) result = run_layer(&j);
     if (result == CLI_GOOD) {
-        megamoe_status status = write_output(&j, options->output);
-        if (status == MEGAMOE_OK && options->dump_stages) status = write_stages(&j, options->dump_stages);
+        megamoe_status status = options->dump_stages ? write_stages(&j, options->dump_stages) : MEGAMOE_OK;
+        if (status == MEGAMOE_OK) status = write_output(&j, options->output); /* last, as the sign that all is there */
         if (status != MEGAMOE_OK) result = cli_fail_status(status);
     }
     if (result == CLI_GOOD) result = report(options, &j);
