@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Estimates, not measurements: what one V4-Pro layer of 48 experts asks of a B200, from the tile table and published peaks.
+"""Estimates, not measurements: what one V4-Pro layer of 48 experts asks of a B200, from tiles and published peaks.
 
 Prints the tables of docs/blackwell.md. Nothing in it has run on the hardware. Peaks: 9 PFLOP/s dense FP4 and 8 TB/s
-over 148 SMs at 1.85 GHz, so 32,768 FLOP and 29 bytes of memory a clock and SM; 128 bytes of shared memory a clock and SM
+over 148 SMs at 1.85 GHz, so 32,768 FLOP and 29 bytes of memory a clock and SM; 128 bytes of shared memory too
 (as on earlier GPUs). Instructions of the epilogue are counted in the disassembly of the image.
 """
 SMS, CLOCK, MEMORY, FLOP_CLK, SHARED_CLK = 148, 1.85e9, 8.0e12, 32768, 128

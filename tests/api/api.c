@@ -37,8 +37,7 @@ uint16_t api_to_bf16(float value) {
     return (uint16_t)(bits >> 16);
 }
 
-megamoe_tensor api_tensor(void *data, megamoe_dtype dtype, uint32_t rank, int64_t e0, int64_t e1,
-                          int64_t e2) {
+megamoe_tensor api_tensor(void *data, megamoe_dtype dtype, uint32_t rank, int64_t e0, int64_t e1, int64_t e2) {
     return (megamoe_tensor){.data = data, .dtype = dtype, .rank = rank, .extent = {e0, e1, e2}};
 }
 
@@ -61,11 +60,10 @@ static api_layer layer_arrays(megamoe_shape shape) {
         l.scales[p] = api_alloc((size_t)(e * n * k / 16));
         l.globals[p] = api_alloc((size_t)e * sizeof(float));
         l.inputs[p] = api_alloc((size_t)e * sizeof(float));
-        *projections[p] =
-            (megamoe_projection){.codes = api_tensor(l.codes[p], MEGAMOE_E2M1X2, 3, e, n, k),
-                                 .scales = api_tensor(l.scales[p], MEGAMOE_E4M3, 3, e, n, k / 16),
-                                 .global = api_tensor(l.globals[p], MEGAMOE_F32, 1, e, 0, 0),
-                                 .input_global = api_tensor(l.inputs[p], MEGAMOE_F32, 1, e, 0, 0)};
+        *projections[p] = (megamoe_projection){.codes = api_tensor(l.codes[p], MEGAMOE_E2M1X2, 3, e, n, k),
+                                               .scales = api_tensor(l.scales[p], MEGAMOE_E4M3, 3, e, n, k / 16),
+                                               .global = api_tensor(l.globals[p], MEGAMOE_F32, 1, e, 0, 0),
+                                               .input_global = api_tensor(l.inputs[p], MEGAMOE_F32, 1, e, 0, 0)};
     }
     return l;
 }
@@ -105,6 +103,55 @@ uint16_t *api_hidden_integers(uint32_t tokens, uint32_t hidden) {
             x[(size_t)t * hidden + (t * 5 + j * (hidden / 4) + j) % hidden] =
                 api_to_bf16((t + j) % 3 == 0 ? -1.0f : 1.0f);
     return x;
+}
+
+/* Twice the value of an E2M1 code, from the definition: sign, exponent with bias 1, one mantissa bit. */
+static int64_t twice(unsigned code) {
+    int64_t exponent = code >> 1 & 3, mantissa = code & 1;
+    int64_t magnitude = exponent == 0 ? mantissa : (2 + mantissa) << (exponent - 1);
+    return code & 8 ? -magnitude : magnitude;
+}
+
+/* W[row][k] of projection p, rows counted through the experts; scales are 1 (0x38, or E8M0 127) or 2. */
+static int64_t integer_weight(const api_layer *l, unsigned p, size_t row, size_t k, size_t columns) {
+    uint32_t group = l->desc.shape.group_size == 32 ? 32 : 16;
+    unsigned byte = l->codes[p][(row * columns + k) / 2], scale = l->scales[p][(row * columns + k) / group];
+    int64_t value = twice(k % 2 == 0 ? byte & 15u : byte >> 4) / 2;
+    return scale == 0x38 || scale == 127 ? value : 2 * value;
+}
+
+/* Nearest BF16, ties to even, of an integer below 2^24. */
+static uint16_t bf16_of_integer(int64_t value) {
+    uint64_t magnitude = (uint64_t)(value < 0 ? -value : value), unit = 1;
+    while (magnitude / unit >= 256) unit *= 2;
+    uint64_t whole = magnitude / unit, rest = magnitude % unit;
+    if (2 * rest > unit || (2 * rest == unit && whole % 2 == 1)) whole++;
+    float rounded = (float)(whole * unit);
+    return api_to_bf16(value < 0 ? -rounded : rounded);
+}
+
+void api_expected_integers(const api_layer *l, const uint16_t *hidden, const int32_t *ids, const float *weights,
+                           uint16_t *output) {
+    const megamoe_shape *s = &l->desc.shape;
+    size_t columns = s->hidden, inner = s->intermediate;
+    int64_t *sums = calloc(columns, sizeof *sums), *h = malloc(inner * sizeof *h);
+    for (size_t k = 0; k < s->experts_per_token; k++) {
+        if (ids[k] < 0) continue;
+        for (size_t n = 0; n < inner; n++) {
+            int64_t up = 0;
+            for (size_t c = 0; c < columns; c++)
+                if (hidden[c])
+                    up += integer_weight(l, 1, (size_t)ids[k] * inner + n, c, columns) *
+                          (int64_t)api_from_bf16(hidden[c]);
+            h[n] = up > 0 ? up * up : 0;
+        }
+        for (size_t n = 0; n < columns; n++)
+            for (size_t c = 0; c < inner; c++)
+                sums[n] += (int64_t)weights[k] * integer_weight(l, 2, (size_t)ids[k] * columns + n, c, inner) * h[c];
+    }
+    for (size_t n = 0; n < columns; n++) output[n] = bf16_of_integer(sums[n]);
+    free(sums);
+    free(h);
 }
 
 api_layer api_layer_fx(void) {
@@ -154,20 +201,38 @@ uint16_t *api_run(megamoe_layer *layer, const megamoe_shape *shape, uint32_t tok
     return output;
 }
 
+/* The level must be the one asked for: a cap above what the machine has gives a lower one. */
+static bool level_is_here(const char *isa) {
+    if (api_backend != MEGAMOE_CPU) return true;
+    megamoe_device *device = api_device(1);
+    bool here = strcmp(megamoe_device_isa(device), isa) == 0;
+    megamoe_device_close(device);
+    return here;
+}
+
 int api_run_everywhere(const char *name, const struct CMUnitTest *tests, size_t count) {
     static const struct {
         megamoe_backend id;
-        const char *name;
-    } backends[] = {{MEGAMOE_REFERENCE, "reference"}, {MEGAMOE_CPU, "cpu"}};
+        const char *name, *isa;
+    } places[] = {{MEGAMOE_REFERENCE, "reference", ""},
+                  {MEGAMOE_CPU, "cpu", "scalar"},
+                  {MEGAMOE_CPU, "cpu", "avx2"},
+                  {MEGAMOE_CPU, "cpu", "avx512"},
+                  {MEGAMOE_CPU, "cpu", "amx"}};
     int failures = 0;
-    for (size_t i = 0; i < sizeof backends / sizeof *backends; i++) {
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         char group[256];
-        api_backend = backends[i].id;
+        api_backend = places[i].id;
+        if (*places[i].isa) assert_int_equal(setenv("MEGAMOE_ISA", places[i].isa, 1), 0);
         if (megamoe_device_probe(api_backend, 0) != MEGAMOE_OK) {
-            printf("skipped %s on %s: %s\n", name, backends[i].name, megamoe_error_message());
+            printf("skipped %s on %s: %s\n", name, places[i].name, megamoe_error_message());
             continue;
         }
-        snprintf(group, sizeof group, "%s on %s", name, backends[i].name);
+        if (!level_is_here(places[i].isa)) {
+            printf("skipped %s on cpu: this processor has no %s\n", name, places[i].isa);
+            continue;
+        }
+        snprintf(group, sizeof group, "%s on %s %s", name, places[i].name, places[i].isa);
         failures += _cmocka_run_group_tests(group, tests, count, NULL, NULL);
         api_free_all();
     }

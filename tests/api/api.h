@@ -17,18 +17,21 @@
 
 #include <cmocka.h>
 
-/* Every test runs on each backend of host memory that this machine has; this is the one at hand. */
+/*
+ * Every test runs on each backend of host memory, and on the CPU at each level (MEGAMOE_ISA) that this machine
+ * has; this is the backend at hand.
+ */
 extern megamoe_backend api_backend;
 
-/* Runs a group on each backend; says which are skipped and why. The number of failures. */
+/* Runs a group on each of them; says which are skipped and why. The number of failures. */
 int api_run_everywhere(const char *name, const struct CMUnitTest *tests, size_t count);
 #define API_RUN(tests) api_run_everywhere(__FILE__, tests, sizeof(tests) / sizeof *(tests))
 
-#define assert_ok(call)                                                                                      \
-    do {                                                                                                     \
-        megamoe_status status_ = (call);                                                                     \
-        if (status_ != MEGAMOE_OK)                                                                           \
-            fail_msg("%s: %s: %s", #call, megamoe_status_name(status_), megamoe_error_message());            \
+#define assert_ok(call)                                                                                                \
+    do {                                                                                                               \
+        megamoe_status status_ = (call);                                                                               \
+        if (status_ != MEGAMOE_OK)                                                                                     \
+            fail_msg("%s: %s: %s", #call, megamoe_status_name(status_), megamoe_error_message());                      \
     } while (0)
 
 /* Memory that lives until api_free_all, filled with 0xAA. */
@@ -61,10 +64,12 @@ api_layer api_layer_fx(void);
  */
 api_layer api_layer_integers(megamoe_shape shape, uint32_t seed);
 uint16_t *api_hidden_integers(uint32_t tokens, uint32_t hidden);
+/* What one token of such a layer with relu2 must give, worked out in 64-bit integers; ids may hold -1. */
+void api_expected_integers(const api_layer *layer, const uint16_t *hidden, const int32_t *ids, const float *weights,
+                           uint16_t *output);
 
 megamoe_device *api_device(uint32_t max_tokens);
-megamoe_layer *api_create(megamoe_device *device, const api_layer *layer,
-                          const megamoe_layer_options *options);
+megamoe_layer *api_create(megamoe_device *device, const api_layer *layer, const megamoe_layer_options *options);
 megamoe_layer_options api_options(megamoe_activations activations);
 
 /* Runs `tokens` rows through a layer with given experts and weights; returns BF16 [tokens, H]. */

@@ -213,11 +213,44 @@ static void shared_expert_is_added_once(void **state) {
     (void)state;
 }
 
+/* A shard that shrinks under a loaded layer: its pages would kill the process; a status says so instead. */
+static void shard_that_shrinks_under_a_layer(void **state) {
+    model m = make_model();
+    megamoe_checkpoint *checkpoint = NULL;
+    megamoe_device *device = api_device(T);
+    megamoe_layer_options options = api_options(MEGAMOE_ACTIVATIONS_BF16);
+    megamoe_layer *layer = NULL;
+    uint32_t seed = 6, written = 77;
+    uint16_t *hidden = bf16_random(T * H, &seed), *output = api_alloc(T * H * sizeof *output);
+    int32_t ids[T * K];
+    float weights[T * K];
+    megamoe_batch batch = {
+        .struct_size = sizeof batch, .token_count = T, .hidden = hidden, .output = output};
+    megamoe_stages stages = {.struct_size = sizeof stages, .output = output};
+    write_model(&m);
+    assert_ok(megamoe_checkpoint_open(m.directory, NULL, &checkpoint));
+    assert_ok(megamoe_layer_load(device, checkpoint, 1, &options, &layer));
+    assert_int_equal(truncate(m.file, 4096), 0);
+    assert_int_equal(megamoe_layer_run(layer, &batch, NULL), MEGAMOE_IO_ERROR);
+    assert_non_null(strstr(megamoe_error_message(), m.file));
+    assert_non_null(strstr(megamoe_error_message(), "4096"));
+    assert_int_equal(megamoe_layer_route(layer, &batch, ids, weights, NULL), MEGAMOE_IO_ERROR);
+    assert_int_equal(megamoe_layer_run_stages(layer, &batch, NULL, &stages, &written), MEGAMOE_IO_ERROR);
+    assert_int_equal(written, 77);
+    for (size_t i = 0; i < T * H; i++) assert_int_equal(output[i], 0xAAAA);
+    megamoe_layer_close(layer);
+    megamoe_checkpoint_close(checkpoint);
+    megamoe_device_close(device);
+    remove_model(&m);
+    (void)state;
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(loaded_equals_created),
         cmocka_unit_test(weights_sum_to_the_scale),
         cmocka_unit_test(shared_expert_is_added_once),
+        cmocka_unit_test(shard_that_shrinks_under_a_layer),
     };
     return API_RUN(tests);
 }

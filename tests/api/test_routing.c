@@ -94,6 +94,26 @@ static void ties_go_to_the_lower_id(void **state) {
     (void)state;
 }
 
+/* Better ones before, worse ones after, and three that tie for the last place: the lowest of the three has it. */
+static void ties_at_the_last_place(void **state) {
+    static const float logits[9] = {-1.0f, 0.5f, 2.0f, -2.0f, 0.5f, 3.0f, 0.5f, 0.25f, 1.0f};
+    static const int32_t best[4] = {5, 2, 8, 1};
+    for (megamoe_score score = MEGAMOE_SQRTSOFTPLUS; score <= MEGAMOE_TOPK_SOFTMAX; score++) {
+        enum { TOKENS = 16 };
+        router r = router_for(shape_of(score, 9, 4), TOKENS);
+        int32_t ids[TOKENS * 4];
+        float weights[TOKENS * 4];
+        for (uint32_t t = 0; t < TOKENS; t++) set_logits(&r, t, logits);
+        route(&r, ids, weights);
+        for (unsigned i = 0; i < TOKENS * 4; i++) {
+            assert_int_equal(ids[i], best[i % 4]);
+            assert_true(weights[i] == weights[i % 4]);
+        }
+        done(&r);
+    }
+    (void)state;
+}
+
 /* In BF16 both of the first biases are 6.90625, and the 238 of the second router are 8 values. */
 static void biases_stay_fp32(void **state) {
     static float pair[2] = {6.90f, 6.91f}, many[238];
@@ -243,6 +263,29 @@ static void bad_logits(void **state) {
     (void)state;
 }
 
+/* An infinite logit: a sigmoid of 1 is a score like others; a softmax or a sum of infinity is none. */
+static void infinite_logit(void **state) {
+    static const float logits[6] = {1, 2, -1, 0, INFINITY, 1};
+    for (megamoe_score score = MEGAMOE_SQRTSOFTPLUS; score <= MEGAMOE_TOPK_SOFTMAX; score++) {
+        router r = router_for(shape_of(score, 6, 2), 1);
+        float weights[2];
+        int32_t ids[2];
+        set_logits(&r, 0, logits);
+        route(&r, ids, weights);
+        if (score == MEGAMOE_SIGMOID) {
+            assert_int_equal(ids[0], 4);
+            assert_int_equal(ids[1], 1);
+            assert_close(weights[0], 1 / (1 + 1 / (1 + exp(-2))));
+        } else {
+            assert_int_equal(ids[0], -1);
+            assert_int_equal(ids[1], -1);
+            assert_true(weights[0] == 0 && weights[1] == 0);
+        }
+        done(&r);
+    }
+    (void)state;
+}
+
 /* Every chosen sigmoid underflows to 0: 0 / 0 would be NaN, the weights are 0. */
 static void vanishing_scores(void **state) {
     static float bias[8] = {0.1f, 0.7f, 0.3f, 0.2f, 0.9f, 0.4f, 0.5f, 0.6f};
@@ -360,12 +403,14 @@ static void bad_table_entry(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ties_go_to_the_lower_id),
+        cmocka_unit_test(ties_at_the_last_place),
         cmocka_unit_test(biases_stay_fp32),
         cmocka_unit_test(weights_by_score),
         cmocka_unit_test(bias_of_topk_softmax),
         cmocka_unit_test(group_limited_routing),
         cmocka_unit_test(nan_token_is_unrouted),
         cmocka_unit_test(bad_logits),
+        cmocka_unit_test(infinite_logit),
         cmocka_unit_test(vanishing_scores),
         cmocka_unit_test(hash_routing),
         cmocka_unit_test(bad_token_ids),

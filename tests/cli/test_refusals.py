@@ -65,7 +65,10 @@ class Scales(Refusals):
             self.attempt(name, names=["input_scale", "experts 1", "--input-global"])
             for options in (["--input-global", "token"], ["--input-global", "unit"]):
                 self.assertEqual(self.output(name, options=options), {0.75})
-            self.assertEqual(self.output(name, "bf16"), self.output(name, "bf16", ids=[[1]]))
+            fx.FX().write(self.path("whole"))
+            for expert in (0, 1):  # bf16 activations never look at input_scale: the same bits, and nothing said
+                self.assertEqual(self.output(name, "bf16", ids=[[expert]]), self.output("whole", "bf16"))
+                self.assertEqual(self.stderr, "")
 
     def test_b1_bad_intermediate_scale(self):
         f = fx.FX()
@@ -74,11 +77,25 @@ class Scales(Refusals):
         self.assertEqual(self.output("ckpt", options=["--intermediate-global", "unit"]), {0.75})
 
     def test_b1_compressed_tensors(self):
-        for name, value in (("zero", 0.0), ("inf", float("inf"))):
+        """The inverse: 0 would be an infinite scale, infinity a scale of 0."""
+        for name, value in (("zero", 0.0), ("inf", float("inf")), ("nan", float("nan")), ("negative", -1.0)):
             f = fx.FX(style="compressed-tensors")
             key = f"{f.prefix}.experts.1.gate_proj.input_global_scale"
             f.extra[key] = fx.tensor("F32", [1], fx.f32(value))
-            self.attempt(f.write(self.path(name)), names=["experts 1"])
+            self.attempt(f.write(self.path(name)), names=["gate and up", "experts 1", "--input-global"])
+            for options in (["--input-global", "token"], ["--input-global", "unit"]):
+                for expert in (0, 1):
+                    self.assertEqual(self.output(name, ids=[[expert]], options=options), {0.75})
+            whole = fx.FX(style="compressed-tensors").write(self.path("whole"))
+            for expert in (0, 1):
+                self.assertEqual(self.output(name, "bf16", ids=[[expert]]), self.output(whole, "bf16"))
+
+    def test_b1_an_expert_that_no_token_visits(self):
+        """The scale is the layer's: refused whether or not a token goes to expert 1, and whether it is loaded."""
+        f = fx.FX()
+        f.inputs[1]["up"] = None
+        f.write(self.path("ckpt"))
+        self.attempt("ckpt", names=["experts 1"], options=["--experts", "0:1"])
 
     def nan_scale(self, code):
         f = fx.FX()
@@ -96,10 +113,20 @@ class Scales(Refusals):
         self.assertEqual((kinds["nan-scale"]["layer"], kinds["nan-scale"]["expert"]), (0, 1))
 
     def test_b2_repaired(self):
+        """Read as 448: nothing where the codes are zero, 448 times the code elsewhere; never 480, never NaN."""
+        fx.FX().write(self.path("whole"))
         self.nan_scale(0).write(self.path("zeros"))
-        self.assertEqual(self.output("zeros", ids=[[1]], options=["--repair-nan-scales"]), {0.75})
         self.nan_scale(2).write(self.path("one"))
-        self.assertEqual(self.output("one", ids=[[1]], options=["--repair-nan-scales"]), {0.75, 448 * 0.75})
+        for backend in ("cpu", "reference"):
+            for activations, h in (("nvfp4", 0.75), ("bf16", fx.from_bf16(fx.bf16(0.7640760))[0])):
+                options = ["--repair-nan-scales", "--backend", backend]
+                self.assertEqual(self.output("zeros", activations, [[1]], options), {h})
+                repaired = fx.from_bf16(fx.bf16(448 * h + h))[0]  # column 32 of row 3, and the identity's own 1
+                self.assertEqual(self.output("one", activations, [[1]], options), {h, repaired})
+                values = fx.values_of(self.path("y"), "output")
+                self.assertEqual((values[3], values.count(h)), (repaired, 63))
+        kinds = {a["kind"]: a["detail"] for a in self.json("inspect", "one", "--scan")["anomalies"]}
+        self.assertIn("[3, 2]", kinds["nan-scale"])
 
     def test_negative_scale(self):
         f = fx.FX()

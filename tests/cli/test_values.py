@@ -9,6 +9,12 @@ from command import Case, close, contents
 BF16_H = fx.from_bf16(fx.bf16(0.7640760))[0]
 
 
+def close_rows(got, want):
+    """As a whole, to half a percent of the norm."""
+    error = sum((g - w) ** 2 for g, w in zip(got, want))
+    return error <= 0.005**2 * sum(w * w for w in want)
+
+
 class Values(Case):
     BACKENDS = ("cpu", "reference")
 
@@ -80,6 +86,119 @@ class GlobalScales(Values):
         f.globals[0]["gate"] = 64.0
         self.all_equal(0.75, f, "nvfp4")
         self.all_equal(BF16_H, f, "bf16")
+
+
+class PowersOfTwo(Values):
+    """B5: E8M0 scales of an MXFP4 layer, by value, at both ends of the range."""
+
+    def layer(self, byte, spelling="F8_E8M0"):
+        """One expert of relu2, so that h is the square of up; row 0 of up has `byte` in its first group of 32."""
+        prefix, tensors = "backbone.layers.0.mixer", {}
+        scales = bytearray(b"\x7f" * 128)
+        scales[0] = byte
+        for name, codes, exponents in (
+            ("up_proj", b"\x22" * 2048, scales),
+            ("down_proj", fx.identity_codes(64), b"\x7f" * 128),
+        ):
+            base = f"{prefix}.experts.0.{name}"
+            tensors[f"{base}.weight"] = fx.tensor("I8", [64, 32], codes)
+            if spelling == "F32":
+                exponents = fx.f32(*[2.0 ** (b - 127) for b in exponents])
+            tensors[f"{base}.scale"] = fx.tensor(spelling, [64, 2], exponents)
+        tensors[f"{prefix}.gate.weight"] = fx.tensor("BF16", [1, 64], bytes(128))
+        config = {
+            "model_type": "nemotron_h",
+            "mlp_hidden_act": "relu2",
+            "hidden_size": 64,
+            "moe_intermediate_size": 64,
+            "n_routed_experts": 1,
+            "num_experts_per_tok": 1,
+            "num_hidden_layers": 1,
+        }
+        fx.save_sharded(self.path("mx"), [tensors], config)
+        return self.path("mx")
+
+    def l1(self, checkpoint, value, backend, isa):
+        fx.save_input(self.path("x"), [fx.one_hot(value=value)], [[0]], [[1.0]])
+        arguments = ("--layer", 0, "--input", "x", "--output", "y", "--dump-stages", "s", "--backend", backend)
+        self.command("run", checkpoint, *arguments, "--activations", "bf16", env={"MEGAMOE_ISA": isa})
+        return fx.values_of(self.path("s"), "l1")[64:]  # behind the gate that relu2 has not
+
+    def test_b5_every_scale(self):
+        for byte in (0x00, 0x01, 0x67, 0x70, 0x78, 0x7F, 0x80, 0xFE):
+            for spelling in ("F8_E8M0", "U8", "F32"):
+                checkpoint = self.layer(byte, spelling)
+                for backend, isa in (("reference", "amx"), ("cpu", "scalar"), ("cpu", "avx2"), ("cpu", "amx")):
+                    with self.subTest(byte=byte, spelling=spelling, backend=backend, isa=isa):
+                        up = self.l1(checkpoint, 1.0, backend, isa)
+                        self.assertEqual(set(up[1:]), {1.0})
+                        want = 2.0 ** (byte - 127)
+                        # numerics.md: below 2^-126 a product may be flushed
+                        self.assertIn(up[0], (want,) if byte else (want, 0.0))
+
+    def test_b5_nan_scale(self):
+        for spelling in ("F8_E8M0", "U8"):
+            checkpoint = self.layer(0xFF, spelling)
+            fx.save_input(self.path("x"), [fx.one_hot()], [[0]], [[1.0]])
+            arguments = ("run", checkpoint, "--layer", 0, "--input", "x", "--output", "y")
+            self.refused(*arguments, names=["up_proj.scale", "[0, 0]", "0xFF"], status="CORRUPT_FILE")
+            self.refused(*arguments, "--repair-nan-scales", names=["[0, 0]"])
+
+
+class Stacks(Values):
+    """C2: the same layer as one stack, its rows interleaved or in halves as the model has them."""
+
+    def stack(self, model_type, interleaved, unit=1.0):
+        f = fx.FX()
+        f.config.update(model_type=model_type, num_experts=2)
+        single, tensors = f.tensors(), {}
+        experts = f"{f.prefix}.experts"
+
+        def rows(part, width):
+            out = b""
+            for e in range(2):
+                gate, up = (single[f"{experts}.{e}.{p}_proj.{part}"][2] for p in ("gate", "up"))
+                halves = [[d[i : i + width] for i in range(0, len(d), width)] for d in (gate, up)]
+                out += b"".join(g + u for g, u in zip(*halves)) if interleaved else gate + up
+            return out
+
+        def both(part):
+            return b"".join(single[f"{experts}.{e}.down_proj.{part}"][2] for e in range(2))
+
+        tensors[f"{experts}.gate_up_proj"] = fx.tensor("U8", [2, 128, 32], rows("weight", 32))
+        tensors[f"{experts}.gate_up_proj_weight_scale"] = fx.tensor("F8_E4M3", [2, 128, 4], rows("weight_scale", 4))
+        tensors[f"{experts}.gate_up_proj_weight_scale_2"] = fx.tensor("F32", [2], fx.f32(0.125 * unit, 0.125 * unit))
+        tensors[f"{experts}.gate_up_proj_input_scale"] = fx.tensor("F32", [2], fx.f32(1.0, 1.0))
+        tensors[f"{experts}.down_proj"] = fx.tensor("U8", [2, 64, 32], both("weight"))
+        tensors[f"{experts}.down_proj_weight_scale"] = fx.tensor("F8_E4M3", [2, 64, 4], both("weight_scale"))
+        tensors[f"{experts}.down_proj_weight_scale_2"] = fx.tensor("F32", [2], fx.f32(unit, unit))
+        tensors[f"{experts}.down_proj_input_scale"] = fx.tensor("F32", [2], fx.f32(1.0, 1.0))
+        tensors[f"{f.prefix}.gate.weight"] = single[f"{f.prefix}.gate.weight"]
+        fx.save_sharded(self.path("stack"), [tensors], f.config)
+        return self.path("stack")
+
+    def test_c2_halves_and_interleaved(self):
+        self.all_equal(0.75, self.stack("qwen3_moe", False), "nvfp4")
+        self.all_equal(BF16_H, self.stack("qwen3_moe", False), "bf16")
+        # in the wrong order half the gates are ups, and half the rows are 1.5 * silu(1.5)
+        wrong = set(self.outputs(self.stack("qwen3_moe", True), "nvfp4")[0])
+        self.assertNotEqual(wrong, {0.75})
+
+    def test_c2_interleaved(self):
+        """gpt-oss has its own alpha and beta: gate 0.75, up 1.5: 0.75 sigmoid(1.702 * 0.75) * 2.5."""
+        h = fx.from_bf16(fx.bf16(0.75 / (1 + 2.718281828459045 ** (-1.702 * 0.75)) * 2.5))[0]
+        self.all_equal(h, self.stack("gpt_oss", True), "bf16")
+
+    def test_c2_small_outputs_are_judged_by_themselves(self):
+        """All global scales times 2^-16: h is gate * up / 2 to 2^-17, and an absolute tolerance would pass zeros."""
+        unit = 2.0**-16
+        row = self.outputs(self.stack("qwen3_moe", False, unit), "bf16")[0]
+        self.assertTrue(close(row, [0.75 * unit * 1.5 * unit / 2 * unit] * 64, 2**-8), row[0])
+
+    def test_c2_unknown_model_is_refused(self):
+        fx.save_input(self.path("x"), [fx.one_hot()], [[0]], [[1.0]])
+        arguments = ("run", self.stack("new_model", False), "--layer", 0, "--input", "x", "--output", "y")
+        self.refused(*arguments, names=["new_model", "gpt_oss", "qwen3_moe"], status="UNSUPPORTED_MODEL")
 
 
 class Layout(Values):
@@ -187,6 +306,38 @@ class Routing(Values):
             if ".experts.0." in name:
                 f.extra[name.replace(".experts.0.", ".shared_experts.")] = value
         self.all_equal(1.875 + 0.75, f, "nvfp4", ids=None, weights=None)
+
+    def test_d7_weight_before_l2_with_two_slots(self):
+        """The report would have it refused; numerics.md weights h, which is as good for any K: two halves of 0.3."""
+        f = fx.FX(experts=2, top_k=2)
+        one = fx.FX()
+        before = ["--routing-weight", "before"]
+        single = self.outputs(one, "nvfp4", weights=[[0.3]], options=before)[0]
+        double = self.outputs(f, "nvfp4", ids=[[0, 1]], weights=[[0.3, 0.3]], options=before)[0]
+        self.assertEqual(set(double), {2 * single[0]})
+        self.assertEqual(single[0], 0.234375)
+
+    def test_d5_vanishing_scores_leave_the_shared_expert(self):
+        """Every sigmoid is 0: weights 0, routed output exactly 0, and nothing of 0 / 0."""
+        f = fx.FX(experts=8, top_k=2)
+        f.config.update(
+            model_type="deepseek_v3", scoring_func="sigmoid", routed_scaling_factor=2.5, n_shared_experts=1
+        )
+        # logits 6 * -20 for the first token, 6 * 0.25 for the second
+        rows = [value for _ in range(8) for value in [-20.0, 0.25] + [0.0] * 62]
+        f.extra[f"{f.prefix}.gate.weight"] = fx.tensor("BF16", [8, 64], fx.bf16(*rows))
+        biases = [0.1, 0.7, 0.3, 0.2, 0.9, 0.4, 0.5, 0.6]
+        f.extra[f"{f.prefix}.gate.e_score_correction_bias"] = fx.tensor("F32", [8], fx.f32(*biases))
+        tokens = [fx.one_hot(), fx.one_hot(position=1)]
+        routed = self.outputs(f, "nvfp4", rows=tokens, ids=None, weights=None)
+        self.assertEqual(fx.values_of(self.path("y"), "expert_ids"), [4, 1, 4, 1])
+        self.assertEqual(fx.values_of(self.path("y"), "expert_weights"), [0.0, 0.0, 1.25, 1.25])
+        self.assertEqual((set(routed[0]), set(routed[1])), ({0.0}, {1.875}))
+        for name, value in list(f.tensors().items()):
+            if ".experts.0." in name:
+                f.extra[name.replace(".experts.0.", ".shared_experts.")] = value
+        both = self.outputs(f, "nvfp4", rows=tokens, ids=None, weights=None)
+        self.assertEqual((set(both[0]), set(both[1])), ({0.75}, {2.625}))
 
     def test_d8_hash_layers(self):
         f = fx.FX(experts=4, top_k=2)
@@ -318,6 +469,42 @@ class Activation(Values):
             self.assertEqual([scales[4 * t] for t in range(4)], [0x01, 0x01, 0x01, 0x7E])
             self.assertGreaterEqual(counters["saturated_blocks"], 1)
 
+    def test_e5_blocks_of_the_intermediate(self):
+        """The same between L1 and L2, where h is up squared under relu2 and the scale of down is 1."""
+        cases = {0.0: 0.0, 0.001: 0.0009765625, 0.006: 0.005859375, 3000.0: 2688.0}
+        f = fx.FX()
+        f.config.update(model_type="nemotron_h", mlp_hidden_act="relu2")
+        f.prefix = "backbone.layers.0.mixer"
+        f.without = {name for name in f.tensors() if "gate_proj" in name}
+        for e in range(2):
+            f.codes[e]["up"][:] = b"\x22" * len(f.codes[e]["up"])
+            f.globals[e]["up"] = 1.0
+        for h, stored in cases.items():
+            x = fx.from_bf16(fx.bf16(h**0.5))[0]
+            for backend in self.BACKENDS:
+                f.write(self.path("ckpt"))
+                fx.save_input(self.path("x"), [fx.one_hot(value=x)], [[0]], [[1.0]])
+                arguments = ("--layer", 0, "--input", "x", "--output", "y", "--backend", backend)
+                options = ("--activations", "nvfp4", "--input-global", "token", "--dump-stages", "s")
+                report = self.json("run", "ckpt", *arguments, *options)
+                up = fx.values_of(self.path("s"), "l1")[64]
+                self.assertTrue(abs(up * up - h) <= 0.05 * h, up)
+                self.assertEqual(set(fx.values_of(self.path("y"), "output")), {stored})
+                self.assertEqual(report["counters"]["saturated_blocks"], 4 if h == 3000 else 0)
+
+    def test_e5_token_of_zeros(self):
+        """Its own global scale is 1, not 0: finite, and zero."""
+        for options in ([], ["--input-global", "token"]):
+            rows = self.outputs(
+                fx.FX(),
+                "nvfp4",
+                rows=[[0.0] * 64, fx.one_hot()],
+                ids=[[0]] * 2,
+                weights=[[1.0]] * 2,
+                options=options,
+            )
+            self.assertEqual((set(rows[0]), set(rows[1])), ({0.0}, {0.75}))
+
     def test_e5_nonfinite_stays_in_its_row(self):
         for bad in (float("inf"), float("nan")):
             rows = self.outputs(
@@ -331,7 +518,47 @@ class Activation(Values):
             self.assertTrue(all(value != value for value in rows[1]))
 
 
+class Ranks(Values):
+    def test_f4_the_static_scale_is_the_layers(self):
+        """input_scale [1, 1, 4, 1]: a token is staged under 4 whatever experts are loaded, and whatever it visits."""
+        f = fx.FX(experts=4)
+        f.inputs[2].update(gate=4.0, up=4.0)
+        f.write(self.path("ckpt"))
+        small = 0.0029296875
+        for experts, expert in (("0:4", 0), ("0:1", 0), ("0:2", 1), ("2:4", 3), ("3:4", 3), ("2:3", 2)):
+            fx.save_input(self.path("x"), [[small] * 64], [[expert]], [[1.0]])
+            for backend in self.BACKENDS:
+                arguments = ("--layer", 0, "--input", "x", "--output", "y", "--dump-stages", "s")
+                options = ("--activations", "nvfp4", "--experts", experts, "--backend", backend)
+                self.command("run", "ckpt", *arguments, *options)
+                self.assertEqual(fx.values_of(self.path("s"), "x_globals"), [4.0])
+                self.assertEqual(set(fx.values_of(self.path("s"), "x_scales")), {0x01})
+                # 0.5 * 2^-9 * 4 = 0.00390625; a rank that saw only its own scale of 1 would store 0.0029296875
+                self.assertEqual(set(fx.values_of(self.path("s"), "x_codes")), {0x11})
+
+
 class Bits(Case):
+    def test_batch_invariant(self):
+        """G4: eight tokens alone and inside larger batches; the flag is what makes them the same bits."""
+        self.command("synth", "--shape", "tiny", "t")
+        rows = [[((i * 41 + t * 13) % 103 - 51) / 8 for i in range(160)] for t in range(257)]
+
+        def outputs(first, count, *options):
+            fx.save_input(self.path("x"), rows[first : first + count])
+            self.command("run", "t", "--layer", 3, "--input", "x", "--output", "y", *options)
+            return fx.load(self.path("y"))["output"][2]
+
+        for activations in ("bf16", "nvfp4"):
+            options = ("--activations", activations, "--batch-invariant")
+            whole = outputs(0, 257, *options)
+            for first, count in ((0, 8), (0, 16), (100, 64), (249, 8), (256, 1)):
+                part = outputs(first, count, *options)
+                self.assertEqual(part, whole[first * 320 : (first + count) * 320])
+            # without it still the same numbers, to what fp32 sums are good for
+            alone, inside = outputs(0, 8, "--activations", activations), outputs(0, 64, "--activations", activations)
+            self.assertTrue(close_rows(fx.from_bf16(alone), fx.from_bf16(inside[: 8 * 320])))
+
+
     def test_threads_do_not_change_bits(self):
         self.command("synth", "--shape", "tiny", "t")
         rows = [[((i * 37 + t * 11) % 101 - 50) / 9 for i in range(160)] for t in range(33)]

@@ -149,29 +149,25 @@ static uint32_t route(const setup *s, uint32_t tokens, int32_t *ids, float *weig
     return count;
 }
 
-static void print_row(const setup *s, const megamoe_limits *limits, uint32_t tokens, double *times,
-                      double hit) {
+static void print_row(const setup *s, const megamoe_limits *limits, uint32_t tokens, double *times, double hit) {
     double median, spread, gb_s, tflop_s;
     qsort(times, s->rounds, sizeof *times, compare);
     median = times[s->rounds / 2];
     spread = (times[s->rounds * 3 / 4] - times[s->rounds / 4]) / median;
     gb_s = (hit + s->shared) * (double)expert_bytes() / median * 1e-9;
     tflop_s = 2.0 * tokens * (SLOTS + s->shared) * 3.0 * HIDDEN * INTERMEDIATE / median * 1e-12;
-    printf("%6u tokens %9.3f ms (best %.3f, spread %2.0f %%) %6.2f GB/s = %3.0f %% of read, %6.3f TFLOP/s",
-           tokens, median * 1e3, times[0] * 1e3, spread * 100.0, gb_s, gb_s / limits->read_gb_s * 100.0,
-           tflop_s);
-    if (limits->matrix_tflop_s > 0.0)
-        printf(" = %3.0f %% of tiles", tflop_s / limits->matrix_tflop_s * 100.0);
+    printf("%6u tokens %9.3f ms (best %.3f, spread %2.0f %%) %6.2f GB/s = %3.0f %% of read, %6.3f TFLOP/s", tokens,
+           median * 1e3, times[0] * 1e3, spread * 100.0, gb_s, gb_s / limits->read_gb_s * 100.0, tflop_s);
+    if (limits->matrix_tflop_s > 0.0) printf(" = %3.0f %% of tiles", tflop_s / limits->matrix_tflop_s * 100.0);
     printf("\n");
 }
 
-static void run_all(const setup *s, const mm_expert *experts, mm_backend_state *state,
-                    mm_backend_layer *layer, uint32_t max_tokens) {
+static void run_all(const setup *s, const mm_expert *experts, mm_backend_state *state, mm_backend_layer *layer,
+                    uint32_t max_tokens) {
     static double times[SIZES_MAX][ROUNDS_MAX], reads[ROUNDS_MAX];
     double hits[SIZES_MAX] = {0};
     megamoe_limits limits = {.struct_size = sizeof limits};
-    uint16_t *hidden = malloc((size_t)max_tokens * HIDDEN * 2),
-             *output = malloc((size_t)max_tokens * HIDDEN * 2);
+    uint16_t *hidden = malloc((size_t)max_tokens * HIDDEN * 2), *output = malloc((size_t)max_tokens * HIDDEN * 2);
     int32_t *ids = malloc((size_t)max_tokens * SLOTS * sizeof *ids);
     float *weights = malloc((size_t)max_tokens * SLOTS * sizeof *weights);
     for (size_t i = 0; i < (size_t)max_tokens * HIDDEN; i++)
@@ -200,8 +196,7 @@ static void run_all(const setup *s, const mm_expert *experts, mm_backend_state *
         printf("; between the runs, in processor time: read %.1f GB/s", limits.read_gb_s);
     }
     printf("\n");
-    for (uint32_t i = 0; i < s->size_count; i++)
-        print_row(s, &limits, s->sizes[i], times[i], hits[i] / s->rounds);
+    for (uint32_t i = 0; i < s->size_count; i++) print_row(s, &limits, s->sizes[i], times[i], hits[i] / s->rounds);
     free(hidden);
     free(output);
     free(ids);
@@ -236,15 +231,13 @@ int bench_layer(int argument_count, char **arguments) {
     }
     if (s.threads == 1) bench_clock = CLOCK_PROCESS_CPUTIME_ID;
     make_weights(&s, &weights);
-    megamoe_device_options options = {
-        .struct_size = sizeof options, .threads = s.threads, .max_tokens = max_tokens};
+    megamoe_device_options options = {.struct_size = sizeof options, .threads = s.threads, .max_tokens = max_tokens};
     megamoe_layer_options layer_options = {.struct_size = sizeof layer_options};
     if (mm_backend_cpu.open(&options, &state) != MEGAMOE_OK) return 2;
     if (mm_backend_cpu.layer_create(state, &weights, false, &layer_options, &layer) != MEGAMOE_OK) return 2;
     mm_backend_cpu.describe(state, &facts);
     printf("%s, %s activations, %u experts, scratch %.1f MB\n", facts.description,
-           s.activations == MEGAMOE_ACTIVATIONS_NVFP4 ? "nvfp4" : "bf16", s.experts,
-           (double)facts.host_bytes * 1e-6);
+           s.activations == MEGAMOE_ACTIVATIONS_NVFP4 ? "nvfp4" : "bf16", s.experts, (double)facts.host_bytes * 1e-6);
     run_all(&s, weights.experts, state, layer, max_tokens);
     mm_backend_cpu.layer_close(layer);
     mm_backend_cpu.close(state);

@@ -27,9 +27,7 @@ void mm_kernels_amx_emulated(mm_kernels *kernels);
 /* ---- values by the book, sharing no table with the kernels ---- */
 
 static double power(double base, int exponent) {
-    return exponent < 0    ? 1.0 / power(base, -exponent)
-           : exponent == 0 ? 1.0
-                           : base * power(base, exponent - 1);
+    return exponent < 0 ? 1.0 / power(base, -exponent) : exponent == 0 ? 1.0 : base * power(base, exponent - 1);
 }
 
 static double e2m1_value(unsigned code) {
@@ -61,8 +59,7 @@ static double weight_value(const mm_matrix *m, uint32_t n, uint32_t k) {
     if (m->format == MM_BF16) return bf16_value(codes + 2 * (size_t)k);
     if (m->format == MM_FP8) {
         scales += n / m->block_rows * m->scale_row_bytes;
-        if (m->scale_dtype == MEGAMOE_E8M0)
-            return e4m3_value(codes[k]) * e8m0_value(scales[k / m->block_columns]);
+        if (m->scale_dtype == MEGAMOE_E8M0) return e4m3_value(codes[k]) * e8m0_value(scales[k / m->block_columns]);
         memcpy(&scale, scales + k / m->block_columns * sizeof scale, sizeof scale);
         return e4m3_value(codes[k]) * (double)scale;
     }
@@ -96,8 +93,8 @@ static void solve(problem *p) {
         }
 }
 
-static void problem_make(problem *p, mm_format format, megamoe_dtype fp8_scale, uint32_t rows,
-                         uint32_t columns, uint32_t count, uint64_t seed) {
+static void problem_make(problem *p, mm_format format, megamoe_dtype fp8_scale, uint32_t rows, uint32_t columns,
+                         uint32_t count, uint64_t seed) {
     memset(p, 0, sizeof *p);
     p->made.random = seed;
     p->matrix = synthetic_matrix(&p->made, format, fp8_scale, rows, columns, false);
@@ -178,10 +175,9 @@ static void assert_within(const problem *p, const char *isa, uint32_t count, con
             double flushed = m->columns * ldexp(1.0, -126) * 64.0;
             if (isnan(expected) && isnan(got[at])) continue;
             if (!(difference <= bound * p->magnitudes[at] + flushed))
-                fail_msg(
-                    "%s %s [%u, %u]: operand row %u of %u, matrix row %u: %g instead of %g (magnitude %g)",
-                    isa, mm_format_name(m->format), m->rows, m->columns, r, count, n, (double)got[at],
-                    expected, p->magnitudes[at]);
+                fail_msg("%s %s [%u, %u]: operand row %u of %u, matrix row %u: %g instead of %g (magnitude %g)", isa,
+                         mm_format_name(m->format), m->rows, m->columns, r, count, n, (double)got[at], expected,
+                         p->magnitudes[at]);
         }
 }
 
@@ -191,8 +187,7 @@ static const struct {
 } formats[] = {{MM_NVFP4, 0}, {MM_MXFP4, 0}, {MM_BF16, 0}, {MM_FP8, MEGAMOE_E8M0}, {MM_FP8, MEGAMOE_F32}};
 
 static void gemm_is_within_its_bound(void **unused) {
-    static const uint32_t columns[] = {32, 64, 96,  160, 544, 1056,
-                                       16, 48, 176, 528, 2064}; /* from 16: not MXFP4 */
+    static const uint32_t columns[] = {32, 64, 96, 160, 544, 1056, 16, 48, 176, 528, 2064}; /* from 16: not MXFP4 */
     static const uint32_t rows[] = {16, 37, 1};
     (void)unused;
     for (size_t f = 0; f < sizeof formats / sizeof *formats; f++)
@@ -246,8 +241,7 @@ static void all_scale_bytes_decode(void **unused) {
         uint8_t *scales = (uint8_t *)(uintptr_t)p.matrix.scales;
         for (uint32_t n = 0; n < 256; n++)
             for (uint32_t b = 0; b < 64; b += f ? 32 : 16)
-                scales[n * p.matrix.scale_row_bytes + b / (f ? 32 : 16)] =
-                    (uint8_t)(f && n > 240 && n < 255 ? 240 : n);
+                scales[n * p.matrix.scale_row_bytes + b / (f ? 32 : 16)] = (uint8_t)(f && n > 240 && n < 255 ? 240 : n);
         solve(&p);
         float got[9 * 256];
         for (uint32_t l = 0; l < level_count; l++)
@@ -363,8 +357,7 @@ static void loads_and_stores_equal_scalar(void **unused) {
         assert_true(levels[l].amax(input, COUNT) == levels[0].amax(input, COUNT));
         levels[l].store(input, COUNT, got);
         for (int i = 0; i < COUNT; i++) {
-            uint32_t bits =
-                levels[l].operands_bf16 ? (uint32_t)((uint16_t *)got)[i] << 16 : mm_f32_bits(got[i]);
+            uint32_t bits = levels[l].operands_bf16 ? (uint32_t)((uint16_t *)got)[i] << 16 : mm_f32_bits(got[i]);
             assert_int_equal(bits, (uint32_t)mm_bf16_from_f32(input[i]) << 16);
         }
     }
@@ -446,8 +439,8 @@ static void activation_is_close_to_scalar(void **unused) {
                 if (isnan(expected[i])
                         ? !isnan(got[i])
                         : got[i] != expected[i] && !(fabs((double)got[i] - (double)expected[i]) <= allowed))
-                    fail_msg("%s: gate %g, up %g: %g instead of %g", levels[l].isa, (double)gate[i],
-                             (double)up[i], (double)got[i], (double)expected[i]);
+                    fail_msg("%s: gate %g, up %g: %g instead of %g", levels[l].isa, (double)gate[i], (double)up[i],
+                             (double)got[i], (double)expected[i]);
             }
         }
     synthetic_free(&made);
@@ -465,12 +458,9 @@ static void combine_equals_scalar(void **unused) {
     for (uint32_t l = 0; l < level_count; l++)
         for (uint32_t count = 0; count <= SLOTS; count++)
             for (int variant = 0; variant < 4; variant++) {
-                mm_combine c = {COLUMNS,
-                                count,
-                                rows,
-                                variant & 1 ? weights : NULL,
-                                variant & 2 ? data + SLOTS * COLUMNS : NULL,
-                                expected};
+                mm_combine c = {
+                    COLUMNS, count, rows, variant & 1 ? weights : NULL, variant & 2 ? data + SLOTS * COLUMNS : NULL,
+                    expected};
                 levels[0].combine(&c);
                 memset(got, 0xAA, sizeof got);
                 c.output = got;
@@ -484,10 +474,8 @@ static void combine_equals_scalar(void **unused) {
 
 /* ---- a layer at every level: packing, long experts, all of it ---- */
 
-static void layer_output(const mm_layer_weights *weights, const mm_kernels *kernels,
-                         const megamoe_batch *batch) {
-    megamoe_device_options options = {
-        .struct_size = sizeof options, .threads = 2, .max_tokens = batch->token_count};
+static void layer_output(const mm_layer_weights *weights, const mm_kernels *kernels, const megamoe_batch *batch) {
+    megamoe_device_options options = {.struct_size = sizeof options, .threads = 2, .max_tokens = batch->token_count};
     megamoe_layer_options layer_options = {.struct_size = sizeof layer_options};
     mm_backend_state *state;
     mm_backend_layer *layer;
@@ -500,11 +488,7 @@ static void layer_output(const mm_layer_weights *weights, const mm_kernels *kern
 }
 
 static void layers_agree_at_every_level(void **unused) {
-    enum {
-        TOKENS = 1100,
-        HIDDEN = 176,
-        SLOTS = 3
-    }; /* two chunks, and an expert with more rows than a GEMM call */
+    enum { TOKENS = 1100, HIDDEN = 176, SLOTS = 3 }; /* two chunks, and an expert with more rows than a GEMM call */
     const synthetic_spec spec = {.hidden = HIDDEN,
                                  .intermediate = 112,
                                  .experts = 3,
@@ -521,8 +505,7 @@ static void layers_agree_at_every_level(void **unused) {
     float *weights = synthetic_block(&made, TOKENS * SLOTS * 4);
     (void)unused;
     synthetic_tokens(&made, TOKENS, HIDDEN, false, hidden);
-    for (int p = 0; p < TOKENS * SLOTS; p++)
-        ids[p] = p % 50 == 7 ? 2 : p % 7 == 3, weights[p] = 0.25f + (float)(p % 5);
+    for (int p = 0; p < TOKENS * SLOTS; p++) ids[p] = p % 50 == 7 ? 2 : p % 7 == 3, weights[p] = 0.25f + (float)(p % 5);
     megamoe_batch batch = {.struct_size = sizeof batch,
                            .token_count = TOKENS,
                            .hidden = hidden,
@@ -548,16 +531,11 @@ static void layers_agree_at_every_level(void **unused) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gemm_is_within_its_bound),
-        cmocka_unit_test(bits_depend_only_on_the_deciding_rows),
-        cmocka_unit_test(all_scale_bytes_decode),
-        cmocka_unit_test(all_fp8_values_decode),
-        cmocka_unit_test(router_gemm_is_within_its_bound),
-        cmocka_unit_test(loads_and_stores_equal_scalar),
-        cmocka_unit_test(quantize_equals_scalar),
-        cmocka_unit_test(activation_is_close_to_scalar),
-        cmocka_unit_test(combine_equals_scalar),
-        cmocka_unit_test(layers_agree_at_every_level),
+        cmocka_unit_test(gemm_is_within_its_bound),        cmocka_unit_test(bits_depend_only_on_the_deciding_rows),
+        cmocka_unit_test(all_scale_bytes_decode),          cmocka_unit_test(all_fp8_values_decode),
+        cmocka_unit_test(router_gemm_is_within_its_bound), cmocka_unit_test(loads_and_stores_equal_scalar),
+        cmocka_unit_test(quantize_equals_scalar),          cmocka_unit_test(activation_is_close_to_scalar),
+        cmocka_unit_test(combine_equals_scalar),           cmocka_unit_test(layers_agree_at_every_level),
     };
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench_layer(argc - 2, argv + 2);
     mm_scale_table_e4m3(&e4m3);

@@ -12,7 +12,6 @@
 
 #include "backend/cpu/avx512_weights.h"
 #include "backend/cpu/vnni.h"
-#include "numerics/e8m0.h"
 
 #define TILED_ROWS_MIN 3u /* fewer operand rows go through vnni.c: measured on a Sapphire Rapids */
 
@@ -26,8 +25,7 @@ enum {
 
 typedef struct panel {
     _Alignas(64) uint16_t weights[2][MM_ROWS_MAX][PITCH];
-    _Alignas(64) float sums[PASSES_MAX][2][2][TILE]
-                           [TILE]; /* [weight half][operand half][weight row][operand row] */
+    _Alignas(64) float sums[PASSES_MAX][2][2][TILE][TILE]; /* [weight half][operand half][weight row][operand row] */
 } panel;
 _Static_assert(sizeof(panel) <= MM_PANEL_BYTES, "the panel fits the scratch of a thread");
 _Static_assert(MM_ROWS_MAX == 2 * TILE && MM_PACK_ROWS == TILE, "a call is two tiles of weight rows");
@@ -73,21 +71,6 @@ static void pack(const mm_gemm *g, uint32_t columns, uint32_t first, uint8_t *pa
 
 /* ---- the panel ---- */
 
-/* FP8 codes become BF16 in `row`; then each block of them is multiplied by its power of two, which is exact.
- */
-static void unpack_fp8_scaled(const mm_gemm *g, uint32_t n, uint32_t begin, uint32_t end, uint16_t *row) {
-    const mm_matrix *m = g->matrix;
-    const uint8_t *scales = m->scales + n / m->block_rows * m->scale_row_bytes;
-    unpack_fp8(g, n, begin, end, row);
-    for (uint32_t k = begin; k < end; k += 16) {
-        __m512 scale = _mm512_set1_ps(mm_e8m0_to_f32(scales[k / m->block_columns]));
-        __m256i *at = (__m256i *)(row + (k - begin));
-        __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_load_si256(at)), 16);
-        __m512 scaled = _mm512_mul_ps(_mm512_castsi512_ps(wide), scale);
-        _mm256_store_si256(at, _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(scaled), 16)));
-    }
-}
-
 /* Columns begin .. of row i of the call, into panel `half`. */
 static inline void unpack_row(const mm_gemm *g, uint32_t i, uint32_t begin, unsigned half) {
     const mm_matrix *m = g->matrix;
@@ -97,10 +80,8 @@ static inline void unpack_row(const mm_gemm *g, uint32_t i, uint32_t begin, unsi
     switch (m->format) {
     case MM_NVFP4: unpack_fp4(g, n, begin, end, row, 4); break;
     case MM_MXFP4: unpack_fp4(g, n, begin, end, row, 5); break;
-    case MM_BF16:
-        memcpy(row, m->codes + n * m->row_bytes + 2 * (size_t)begin, (end - begin) * sizeof *row);
-        break;
-    case MM_FP8: unpack_fp8_scaled(g, n, begin, end, row); break;
+    case MM_BF16: memcpy(row, m->codes + n * m->row_bytes + 2 * (size_t)begin, (end - begin) * sizeof *row); break;
+    case MM_FP8: unpack_fp8(g, n, begin, end, row); break;
     }
 }
 
@@ -129,8 +110,8 @@ static inline void unpack_next(const mm_gemm *g, unpacking *u) {
 }
 
 /* One segment times 32 operand rows, or 16 if there is no second block. */
-MM_TEMPLATE void multiply(const mm_gemm *g, uint32_t begin, uint32_t pass, unsigned half, unpacking *u,
-                          const bool two, uint32_t columns) {
+MM_TEMPLATE void multiply(const mm_gemm *g, uint32_t begin, uint32_t pass, unsigned half, unpacking *u, const bool two,
+                          uint32_t columns) {
     panel *p = g->panel;
     float(*sums)[2][TILE][TILE] = p->sums[pass];
     size_t block_bytes = padded_columns(columns) * 2 * TILE, steps = (columns + STEP - 1) / STEP;
@@ -169,8 +150,7 @@ MM_TEMPLATE void multiply(const mm_gemm *g, uint32_t begin, uint32_t pass, unsig
 /* Sums lie by weight row; the caller wants them by operand row. */
 static void write_sums(const mm_gemm *g) {
     const panel *p = g->panel;
-    const __m512i by_row =
-        _mm512_slli_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), 4);
+    const __m512i by_row = _mm512_slli_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), 4);
     for (uint32_t r = 0; r < g->count; r++)
         for (uint32_t half = 0; half * TILE < g->row_count; half++) {
             uint32_t left = g->row_count - half * TILE;
@@ -188,9 +168,8 @@ MM_TEMPLATE void packed_gemm(const mm_gemm *g, uint32_t columns, const bool unpa
     configure();
     for (uint32_t i = 0; i < g->row_count && unpacks; i++) unpack_row(g, i, 0, 0);
     for (uint32_t k = 0; k < columns; k += SEGMENT, half ^= 1) {
-        unpacking u = {.next = unpacks && k + SEGMENT < columns ? 0 : UINT32_MAX,
-                       .begin = k + SEGMENT,
-                       .half = half ^ 1};
+        unpacking u = {
+            .next = unpacks && k + SEGMENT < columns ? 0 : UINT32_MAX, .begin = k + SEGMENT, .half = half ^ 1};
         for (uint32_t pass = 0; pass < passes; pass++) {
             if (2 * pass + 1 < blocks)
                 multiply(g, k, pass, unpacks ? half : 0, &u, true, columns);

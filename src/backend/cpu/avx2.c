@@ -17,6 +17,10 @@ typedef __m256 tile_vector;
 typedef __m256 tile_sum;
 enum { TILE_COLUMNS = 8, TILE_ROWS = 2, TILE_OPERANDS = 6, TILE_SEGMENT = 1024 };
 
+static inline bool tile_scales_sums(const mm_matrix *m) {
+    (void)m;
+    return false;
+}
 static inline tile_sum tile_zero(void) {
     return _mm256_setzero_ps();
 }
@@ -42,15 +46,15 @@ static inline float tile_reduce(tile_sum sum) {
 }
 
 #include "backend/cpu/tiles.h"
+#include "numerics/e8m0.h"
 
 /* ---- four-bit weights ---- */
 
 /* 16 codes, a byte each in order of k, to the upper bytes of FP16 values, and those times the scale to fp32.
  */
 static inline void decode_group(__m128i codes, float scale, __m256 *w0, __m256 *w1) {
-    const __m128i upper =
-        _mm_setr_epi8(0, 0x38, 0x3C, 0x3E, 0x40, 0x42, 0x44, 0x46, (char)0x80, (char)0xB8, (char)0xBC,
-                      (char)0xBE, (char)0xC0, (char)0xC2, (char)0xC4, (char)0xC6);
+    const __m128i upper = _mm_setr_epi8(0, 0x38, 0x3C, 0x3E, 0x40, 0x42, 0x44, 0x46, (char)0x80, (char)0xB8, (char)0xBC,
+                                        (char)0xBE, (char)0xC0, (char)0xC2, (char)0xC4, (char)0xC6);
     __m128i bytes = _mm_shuffle_epi8(upper, codes), zero = _mm_setzero_si128();
     __m256 s = _mm256_set1_ps(scale);
     *w0 = _mm256_mul_ps(_mm256_cvtph_ps(_mm_unpacklo_epi8(zero, bytes)), s);
@@ -66,8 +70,8 @@ static inline void split_nibbles(__m128i packed, __m128i *first, __m128i *second
 }
 
 /* Four vectors of eight weights, columns k .. k + 31 of `columns`; a last group of 16 fills two. */
-MM_TEMPLATE void decode_columns(const mm_gemm *g, const uint8_t *codes, const uint8_t *scales, size_t k,
-                                size_t columns, const unsigned group_shift, __m256 *w) {
+MM_TEMPLATE void decode_columns(const mm_gemm *g, const uint8_t *codes, const uint8_t *scales, size_t k, size_t columns,
+                                const unsigned group_shift, __m256 *w) {
     const float *table = g->table->scales;
     __m128i packed, first, second;
     if (k + 32 <= columns)
@@ -102,11 +106,23 @@ static void unpack_bf16(const mm_gemm *g, uint32_t n, const tile_segment *s, flo
     }
 }
 
+/* Scales are multiplied in: exact for powers of two, else one more rounding of each product. */
 static void unpack_fp8(const mm_gemm *g, uint32_t n, const tile_segment *s, float *row) {
-    const uint8_t *codes = g->matrix->codes + n * g->matrix->row_bytes + s->begin;
-    for (size_t k = 0; k < s->end - s->begin; k += 8) {
-        __m256i index = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(codes + k)));
-        _mm256_store_ps(row + k, _mm256_i32gather_ps(g->table->scales, index, 4));
+    const mm_matrix *m = g->matrix;
+    const uint8_t *codes = m->codes + n * m->row_bytes, *scales = m->scales + n / m->block_rows * m->scale_row_bytes;
+    for (uint32_t k = s->begin; k < s->end;) { /* a block of columns under one scale */
+        uint32_t block = k / m->block_columns, left = (block + 1) * m->block_columns - k;
+        uint32_t stop = s->end - k < left ? s->end : k + left;
+        float scale;
+        if (m->scale_dtype == MEGAMOE_E8M0)
+            scale = mm_e8m0_to_f32(scales[block]);
+        else
+            memcpy(&scale, scales + block * sizeof scale, sizeof scale);
+        for (; k < stop; k += 8) {
+            __m256i index = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(codes + k)));
+            __m256 values = _mm256_i32gather_ps(g->table->scales, index, 4);
+            _mm256_store_ps(row + (k - s->begin), _mm256_mul_ps(values, _mm256_set1_ps(scale)));
+        }
     }
 }
 

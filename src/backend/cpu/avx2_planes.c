@@ -19,19 +19,17 @@ static inline plane_sum plane_zero(void) {
 }
 
 MM_TEMPLATE __m256 decode_scales(const uint8_t *scales, const unsigned group_shift) {
-    if (group_shift ==
-        4) { /* E4M3 shifted into an FP16 is the value times 2^-8; bit 14 would repeat the sign */
+    if (group_shift == 4) { /* E4M3 shifted into an FP16 is the value times 2^-8; bit 14 would repeat the sign */
         __m128i bytes = _mm_loadu_si32(scales);
         __m128i words = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_unpacklo_epi8(bytes, bytes)), 7);
         return _mm256_cvtph_ps(_mm_and_si128(words, _mm_set1_epi16((short)0xBFFF)));
     } /* E8M0 shifted into an fp32; 2^-127 counts as 0 */
-    __m128i bytes = _mm_shuffle_epi8(_mm_loadu_si16(scales),
-                                     _mm_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0));
+    __m128i bytes =
+        _mm_shuffle_epi8(_mm_loadu_si16(scales), _mm_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23));
 }
 
-MM_TEMPLATE plane_weights plane_decode(const uint8_t *codes, const uint8_t *scales,
-                                       const unsigned group_shift) {
+MM_TEMPLATE plane_weights plane_decode(const uint8_t *codes, const uint8_t *scales, const unsigned group_shift) {
     const __m256i values =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
     const __m256i nibble = _mm256_set1_epi8(15);
@@ -52,8 +50,7 @@ MM_TEMPLATE __m256i multiply_plane(const plane_weights *w, const int8_t (*plane)
     return _mm256_madd_epi16(_mm256_add_epi16(even, odd), _mm256_set1_epi16(1));
 }
 
-MM_TEMPLATE plane_sum plane_multiply(const plane_weights *w, const plane_columns *a, const bool low,
-                                     plane_sum sum) {
+MM_TEMPLATE plane_sum plane_multiply(const plane_weights *w, const plane_columns *a, const bool low, plane_sum sum) {
     MM_UNROLL for (unsigned i = 0; i < 2; i++) {
         __m256i total = multiply_plane(w, a->planes[2], i);
         __m256i rest = _mm256_load_si256((const __m256i *)(a->corrections + 8 * i));

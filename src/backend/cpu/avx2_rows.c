@@ -61,7 +61,7 @@ static inline __m256i encode_e2m1(__m256 v) {
     __m256 a = absolute(v);
     __m256i code = _mm256_srli_epi32(_mm256_castps_si256(v), 31);
     code = _mm256_slli_epi32(code, 3);
-#define MM_PASSED(midpoint, how)                                                                             \
+#define MM_PASSED(midpoint, how)                                                                                       \
     code = _mm256_sub_epi32(code, _mm256_castps_si256(_mm256_cmp_ps(a, _mm256_set1_ps(midpoint), how)))
     MM_PASSED(0.25f, _CMP_GT_OQ);
     MM_PASSED(0.75f, _CMP_GE_OQ);
@@ -94,11 +94,9 @@ static void quantize(float *values, uint32_t count, float g, uint8_t *codes, uin
                      mm_quantize_counts *counts) {
     for (uint32_t b = 0; b < count / MM_NVFP4_BLOCK; b++) {
         float *block = values + b * MM_NVFP4_BLOCK;
-        __m256 v0 = _mm256_loadu_ps(block), v1 = _mm256_loadu_ps(block + 8), a0 = absolute(v0),
-               a1 = absolute(v1);
+        __m256 v0 = _mm256_loadu_ps(block), v1 = _mm256_loadu_ps(block + 8), a0 = absolute(v0), a1 = absolute(v1);
         __m256 infinite = _mm256_set1_ps(INFINITY);
-        __m256 odd =
-            _mm256_or_ps(_mm256_cmp_ps(a0, infinite, _CMP_NLT_UQ), _mm256_cmp_ps(a1, infinite, _CMP_NLT_UQ));
+        __m256 odd = _mm256_or_ps(_mm256_cmp_ps(a0, infinite, _CMP_NLT_UQ), _mm256_cmp_ps(a1, infinite, _CMP_NLT_UQ));
         if (_mm256_movemask_ps(odd)) { /* a NaN or an infinity: leave it to the definition */
             mm_nvfp4_block_report report = mm_nvfp4_block_quantize(block, g, codes + b * 8, scales + b);
             counts->nonfinite_blocks += report.nonfinite;
@@ -127,8 +125,8 @@ static void quantize(float *values, uint32_t count, float g, uint8_t *codes, uin
  */
 static inline __m256 exp_negative(__m256 x) {
     const __m256 ln2_high = _mm256_set1_ps(0.693359375f), ln2_low = _mm256_set1_ps(-2.12194440e-4f);
-    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
-                               _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 n =
+        _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256 r = _mm256_fnmadd_ps(n, ln2_low, _mm256_fnmadd_ps(n, ln2_high, x));
     __m256 p = _mm256_set1_ps(1.3888889e-3f);
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.3333333e-3f));
@@ -151,8 +149,7 @@ static inline __m256 sigmoid(__m256 x) {
 
 /* min and max return their second operand if either is NaN, so NaN passes the clamps as it does in swiglu.h.
  */
-static void activate(const mm_swiglu *f, const float *gate, const float *up, float weight, uint32_t count,
-                     float *h) {
+static void activate(const mm_swiglu *f, const float *gate, const float *up, float weight, uint32_t count, float *h) {
     __m256 limit = _mm256_set1_ps(f->limit), floor = _mm256_set1_ps(-f->limit), w = _mm256_set1_ps(weight);
     for (uint32_t i = 0; i < count; i += 8) {
         __m256 u = _mm256_loadu_ps(up + i), result;
@@ -182,10 +179,8 @@ static void combine(const mm_combine *c) {
             }
         for (unsigned i = 0; i < 2 && c->shared; i++)
             sum[i] = _mm256_add_ps(sum[i], _mm256_loadu_ps(c->shared + n + 8 * i));
-        __m256i low = _mm256_srli_epi32(round_bf16(sum[0]), 16),
-                high = _mm256_srli_epi32(round_bf16(sum[1]), 16);
-        _mm256_storeu_si256((__m256i *)(c->output + n),
-                            _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xD8));
+        __m256i low = _mm256_srli_epi32(round_bf16(sum[0]), 16), high = _mm256_srli_epi32(round_bf16(sum[1]), 16);
+        _mm256_storeu_si256((__m256i *)(c->output + n), _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xD8));
     }
 }
 

@@ -7,6 +7,8 @@
 #include <immintrin.h>
 #include <stdint.h>
 
+#include "backend/cpu/kernels.h"
+
 #define FEW_OPERANDS 16u  /* up to this many operand rows walk; measured crossover */
 #define AHEAD_BYTES 3072u /* how far before the walk codes are prefetched: measured */
 
@@ -17,6 +19,10 @@ typedef __m512bh tile_vector;
 typedef __m512 tile_sum;
 enum { TILE_COLUMNS = 32, TILE_ROWS = 4, TILE_OPERANDS = 6, TILE_SEGMENT = 2048 };
 
+/* F32 scales times E4M3 are not exact in BF16. */
+static inline bool tile_scales_sums(const mm_matrix *m) {
+    return m->scale_dtype == MEGAMOE_F32;
+}
 static inline tile_sum tile_zero(void) {
     return _mm512_setzero_ps();
 }
@@ -69,8 +75,7 @@ typedef struct walk {
  */
 static inline __m512 decode_e4m3(__m128i bytes) {
     __m256i words = _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(bytes, bytes));
-    words = _mm256_and_si256(_mm256_slli_epi16(words, 7),
-                             _mm256_set1_epi16((short)0xBFFF)); /* bit 14: sign again */
+    words = _mm256_and_si256(_mm256_slli_epi16(words, 7), _mm256_set1_epi16((short)0xBFFF)); /* bit 14: sign again */
     return _mm512_cvtph_ps(words);
 }
 
@@ -84,32 +89,29 @@ static inline __m512 decode_e8m0(__m128i bytes) {
 MM_TEMPLATE void walk_columns(walk *w, size_t at, size_t bytes, const unsigned rows, const unsigned operands,
                               const unsigned group_shift) {
     /* E2M1 as BF16, twice, for vpermw reads five bits */
-    const __m512i values = _mm512_broadcast_i64x4(_mm256_setr_epi16(
-        0, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0, (short)0x8000, (short)0xBF00,
-        (short)0xBF80, (short)0xBFC0, (short)0xC000, (short)0xC040, (short)0xC080, (short)0xC0C0));
+    const __m512i values = _mm512_broadcast_i64x4(
+        _mm256_setr_epi16(0, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0, (short)0x8000, (short)0xBF00,
+                          (short)0xBF80, (short)0xBFC0, (short)0xC000, (short)0xC040, (short)0xC080, (short)0xC0C0));
     MM_UNROLL for (unsigned i = 0; i < rows; i++) {
         const uint8_t *codes_at = w->codes[i] + at, *scales_at = w->scales[i] + (at >> (group_shift - 1));
         __m512i codes;
         __m128i scales;
         if (bytes == 64) {
             codes = _mm512_loadu_si512(codes_at);
-            scales =
-                group_shift == 4 ? _mm_loadl_epi64((const __m128i *)scales_at) : _mm_loadu_si32(scales_at);
+            scales = group_shift == 4 ? _mm_loadl_epi64((const __m128i *)scales_at) : _mm_loadu_si32(scales_at);
         } else {
             codes = _mm512_maskz_loadu_epi8(UINT64_MAX >> (64 - bytes), codes_at);
-            scales =
-                _mm_maskz_loadu_epi8((__mmask16)(0xFFFF >> (16 - (bytes >> (group_shift - 1)))), scales_at);
+            scales = _mm_maskz_loadu_epi8((__mmask16)(0xFFFF >> (16 - (bytes >> (group_shift - 1)))), scales_at);
         }
-        w->largest_scales[i] = _mm_max_epu8(
-            w->largest_scales[i], group_shift == 4 ? _mm_and_si128(scales, _mm_set1_epi8(0x7F)) : scales);
+        w->largest_scales[i] =
+            _mm_max_epu8(w->largest_scales[i], group_shift == 4 ? _mm_and_si128(scales, _mm_set1_epi8(0x7F)) : scales);
         __m512 scale = group_shift == 4 ? decode_e4m3(scales) : decode_e8m0(scales);
         __m512 part[4];
         MM_UNROLL for (unsigned j = 0; j < operands; j++) part[j] = _mm512_setzero_ps();
         MM_UNROLL for (unsigned s = 0; s < 4; s++) {
-            __m512bh weights =
-                (__m512bh)_mm512_permutexvar_epi16(s ? _mm512_srli_epi16(codes, 4 * s) : codes, values);
-            MM_UNROLL for (unsigned j = 0; j < operands; j++) part[j] = _mm512_dpbf16_ps(
-                part[j], (__m512bh)_mm512_load_si512(w->operands[j] + 2 * at + 32 * s), weights);
+            __m512bh weights = (__m512bh)_mm512_permutexvar_epi16(s ? _mm512_srli_epi16(codes, 4 * s) : codes, values);
+            MM_UNROLL for (unsigned j = 0; j < operands; j++) part[j] =
+                _mm512_dpbf16_ps(part[j], (__m512bh)_mm512_load_si512(w->operands[j] + 2 * at + 32 * s), weights);
         }
         MM_UNROLL for (unsigned j = 0; j < operands; j++) w->sums[i][j] =
             _mm512_fmadd_ps(part[j], scale, w->sums[i][j]);
@@ -121,8 +123,7 @@ MM_TEMPLATE void walk_columns(walk *w, size_t at, size_t bytes, const unsigned r
  * long: the hardware would start anew with each, and L1 cannot wait for as many lines at a time as memory can
  * deliver.
  */
-MM_TEMPLATE void prefetch_rows(const mm_matrix *m, const walk *w, size_t at, size_t distance,
-                               const unsigned rows) {
+MM_TEMPLATE void prefetch_rows(const mm_matrix *m, const walk *w, size_t at, size_t distance, const unsigned rows) {
     MM_UNROLL for (unsigned i = 0; i < rows; i++)
         _mm_prefetch((const char *)w->codes[i] + distance * m->row_bytes + at, _MM_HINT_T1);
     if (at % 512 == 0)
@@ -131,8 +132,8 @@ MM_TEMPLATE void prefetch_rows(const mm_matrix *m, const walk *w, size_t at, siz
 }
 
 /* `rows` weight rows from `row` of the call on, times `operands` packed operand rows. */
-MM_TEMPLATE void walk_rows(const mm_gemm *g, uint32_t row, uint32_t first, const unsigned rows,
-                           const unsigned operands, const unsigned group_shift) {
+MM_TEMPLATE void walk_rows(const mm_gemm *g, uint32_t row, uint32_t first, const unsigned rows, const unsigned operands,
+                           const unsigned group_shift) {
     const mm_matrix *m = g->matrix;
     size_t at = 0, bytes = m->columns / 2, distance = rows * ((AHEAD_BYTES + bytes - 1) / bytes);
     walk w;

@@ -10,6 +10,7 @@
 
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/unroll.h"
+#include "numerics/e8m0.h"
 
 typedef uint16_t products[16]; /* of one scale with the 16 codes */
 
@@ -35,33 +36,60 @@ MM_TEMPLATE void unpack_fp4(const mm_gemm *g, uint32_t n, uint32_t begin, uint32
     size_t at = 0, bytes = (end - begin) / 2;
     /* the next segment is fetched meanwhile, or the first one of the next call's rows */
     const uint8_t *ahead = end < m->columns ? codes + bytes : m->codes + (n + MM_ROWS_MAX) * m->row_bytes;
+    const uint8_t *scales_ahead =
+        end < m->columns ? scales + ((end - begin) >> group_shift) : m->scales + (n + MM_ROWS_MAX) * m->scale_row_bytes;
+    for (size_t line = 0; line < (end - begin) >> group_shift; line += 64)
+        _mm_prefetch((const char *)scales_ahead + line, _MM_HINT_T1);
     for (; at + 64 <= bytes; at += 64) {
         _mm_prefetch((const char *)ahead + at, _MM_HINT_T1);
         MM_UNROLL for (unsigned c = 0; c < 8; c++) {
             uint8_t scale = scales[(at >> (group_shift - 1)) + (c >> (group_shift - 4))];
-            _mm256_store_si256((__m256i *)(row + 2 * at + 16 * c),
-                               decode_group(codes + at + 8 * c, table, scale));
+            _mm256_store_si256((__m256i *)(row + 2 * at + 16 * c), decode_group(codes + at + 8 * c, table, scale));
         }
     }
     for (; at < bytes; at += 8)
-        _mm256_store_si256((__m256i *)(row + 2 * at),
-                           decode_group(codes + at, table, scales[at >> (group_shift - 1)]));
+        _mm256_store_si256((__m256i *)(row + 2 * at), decode_group(codes + at, table, scales[at >> (group_shift - 1)]));
 }
 
-/* E4M3 to BF16 through a table of the 128 magnitudes. */
+/* 32 codes of E4M3 to BF16, through the 128 magnitudes of `table`. */
+static inline __m512i decode_e4m3_codes(__m256i codes, const __m512i *table) {
+    __m512i code = _mm512_cvtepu8_epi16(codes), sign = _mm512_slli_epi16(code, 8);
+    __m512i low = _mm512_permutex2var_epi16(table[0], code, table[1]);
+    __m512i high = _mm512_permutex2var_epi16(table[2], code, table[3]);
+    __m512i value = _mm512_mask_blend_epi16(_mm512_test_epi16_mask(code, _mm512_set1_epi16(0x40)), low, high);
+    return _mm512_or_si512(value, _mm512_and_si512(sign, _mm512_set1_epi16((short)0x8000)));
+}
+
+/* BF16 values times a power of two; the even and the odd words of a vector are fp32 values but for their place. */
+static inline __m512i scale_bf16(__m512i values, __m512 scale) {
+    const __m512i upper = _mm512_set1_epi32((int)0xFFFF0000);
+    __m512 even = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(values, 16)), scale);
+    __m512 odd = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_and_si512(values, upper)), scale);
+    return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16),
+                           _mm512_and_si512(_mm512_castps_si512(odd), upper));
+}
+
+/* FP8 likewise. E8M0 scales are multiplied in, which is exact; F32 scales would not be, and are left to the sums. */
 static inline void unpack_fp8(const mm_gemm *g, uint32_t n, uint32_t begin, uint32_t end, uint16_t *row) {
-    const uint8_t *codes = g->matrix->codes + n * g->matrix->row_bytes + begin;
-    const uint16_t *table = g->table->values_bf16;
-    const __m512i t0 = _mm512_load_si512(table), t1 = _mm512_load_si512(table + 32);
-    const __m512i t2 = _mm512_load_si512(table + 64), t3 = _mm512_load_si512(table + 96);
-    for (size_t k = 0; k < end - begin; k += 32) {
-        __mmask32 valid = end - begin - k < 32 ? 0xFFFF : 0xFFFFFFFF;
-        __m512i code = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(valid, codes + k));
-        __m512i low = _mm512_permutex2var_epi16(t0, code, t1), high = _mm512_permutex2var_epi16(t2, code, t3);
-        __m512i value =
-            _mm512_mask_blend_epi16(_mm512_test_epi16_mask(code, _mm512_set1_epi16(0x40)), low, high);
-        __m512i sign = _mm512_and_si512(_mm512_slli_epi16(code, 8), _mm512_set1_epi16((short)0x8000));
-        _mm512_store_si512(row + k, _mm512_or_si512(value, sign));
+    const mm_matrix *m = g->matrix;
+    const uint8_t *codes = m->codes + n * m->row_bytes, *scales = m->scales + n / m->block_rows * m->scale_row_bytes;
+    const __m512i table[4] = {_mm512_load_si512(g->table->values_bf16), _mm512_load_si512(g->table->values_bf16 + 32),
+                              _mm512_load_si512(g->table->values_bf16 + 64),
+                              _mm512_load_si512(g->table->values_bf16 + 96)};
+    for (uint32_t k = begin; k < end;) { /* a block of columns under one scale */
+        uint32_t block = k / m->block_columns, left = (block + 1) * m->block_columns - k;
+        uint32_t stop = end - k < left ? end : k + left;
+        bool scaled = m->scale_dtype == MEGAMOE_E8M0;
+        __m512 scale = _mm512_set1_ps(scaled ? mm_e8m0_to_f32(scales[block]) : 1.0f);
+        for (; k < stop; k += 32) {
+            __m256i bytes = end - k < 32 ? _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(codes + k)))
+                                         : _mm256_loadu_si256((const __m256i *)(codes + k));
+            __m512i values = decode_e4m3_codes(bytes, table);
+            if (scaled) values = scale_bf16(values, scale);
+            if (end - k < 32) values = _mm512_maskz_mov_epi16(0xFFFF, values);
+            _mm512_store_si512(row + (k - begin), values);
+            if (k % 64 == 0) _mm_prefetch((const char *)codes + k + 2 * m->row_bytes, _MM_HINT_T1);
+        }
     }
 }
 

@@ -19,8 +19,7 @@ static megamoe_status check_isa(void) {
     static const char *const names[] = {"scalar", "avx2", "avx512", "amx"};
     for (size_t i = 0; cap && i < sizeof names / sizeof *names; i++)
         if (strcmp(cap, names[i]) == 0) return MEGAMOE_OK;
-    return cap ? mm_fail(MEGAMOE_INVALID_ARGUMENT,
-                         "MEGAMOE_ISA is '%s'; it can be scalar, avx2, avx512 or amx", cap)
+    return cap ? mm_fail(MEGAMOE_INVALID_ARGUMENT, "MEGAMOE_ISA is '%s'; it can be scalar, avx2, avx512 or amx", cap)
                : MEGAMOE_OK;
 }
 
@@ -59,11 +58,11 @@ static void describe(const mm_backend_state *state, mm_device_facts *facts) {
     *facts = (mm_device_facts){
         .isa = state->kernels.isa,
         .threads = state->threads,
-        .host_bytes = sizeof *state + state->threads * sizeof *state->tallies + state->scratch.bytes +
-                      state->scratch.plan_bytes,
+        .host_bytes =
+            sizeof *state + state->threads * sizeof *state->tallies + state->scratch.bytes + state->scratch.plan_bytes,
     };
-    snprintf(facts->description, sizeof facts->description, "cpu (%s, %u thread%s)", state->kernels.isa,
-             state->threads, state->threads == 1 ? "" : "s");
+    snprintf(facts->description, sizeof facts->description, "cpu (%s, %u thread%s)", state->kernels.isa, state->threads,
+             state->threads == 1 ? "" : "s");
 }
 
 static megamoe_status measure(mm_backend_state *state, megamoe_limits *limits) {
@@ -76,9 +75,22 @@ static void layer_close(mm_backend_layer *layer) {
     free(layer);
 }
 
-static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weights *weights,
-                                   bool weights_on_device, const megamoe_layer_options *options,
-                                   mm_backend_layer **out) {
+/* Vectors of FP8 weights must not straddle two scales. */
+static megamoe_status check_blocks(const mm_expert *e, uint32_t number) {
+    const mm_matrix *matrices[] = {&e->gate, &e->up, &e->down};
+    for (size_t i = 0; i < 3; i++) {
+        const mm_matrix *m = matrices[i];
+        if (m->codes && m->format == MM_FP8 && m->block_columns % 32 != 0 && m->block_columns < m->columns)
+            return mm_fail(
+                MEGAMOE_UNSUPPORTED_MODEL,
+                "FP8 weights of expert %u have a scale per %u columns; the cpu backend needs a multiple of 32", number,
+                m->block_columns);
+    }
+    return MEGAMOE_OK;
+}
+
+static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weights *weights, bool weights_on_device,
+                                   const megamoe_layer_options *options, mm_backend_layer **out) {
     const megamoe_shape *shape = &weights->shape;
     mm_cpu_extent extent = {.tokens = state->max_tokens,
                             .hidden = shape->hidden,
@@ -90,6 +102,8 @@ static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weigh
     (void)weights_on_device, (void)options;
     if (weights->shared && weights->shared->up.rows > extent.intermediate)
         extent.intermediate = weights->shared->up.rows;
+    for (uint32_t e = 0; e < weights->expert_count; e++) MM_TRY(check_blocks(&weights->experts[e], e));
+    if (weights->shared) MM_TRY(check_blocks(weights->shared, weights->expert_count));
     MM_TRY(mm_cpu_scratch_grow(state, &extent));
     layer = calloc(1, sizeof *layer);
     if (!layer) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a layer");
@@ -98,15 +112,13 @@ static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weigh
     layer->tokens_per_expert = calloc(shape->expert_count, sizeof *layer->tokens_per_expert);
     if (!layer->tokens_per_expert) {
         layer_close(layer);
-        return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for the counters of %u experts",
-                       shape->expert_count);
+        return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for the counters of %u experts", shape->expert_count);
     }
     *out = layer;
     return MEGAMOE_OK;
 }
 
-static megamoe_status counters(mm_backend_layer *layer, megamoe_counters *counts,
-                               uint64_t *tokens_per_expert) {
+static megamoe_status counters(mm_backend_layer *layer, megamoe_counters *counts, uint64_t *tokens_per_expert) {
     size_t size = counts->struct_size;
     *counts = layer->counters;
     counts->struct_size = size;

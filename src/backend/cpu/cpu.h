@@ -52,9 +52,9 @@ typedef struct mm_cpu_scratch {
     int32_t *pair_row;       /* [C, K], or -1 */
     mm_cpu_group *groups;    /* [loaded + 1] */
     uint8_t *h;              /* [R] operands */
-    uint8_t *packed; /* operands of L1, later of L2, in packed blocks; NULL if the level packs nothing */
-    float *l2;       /* [R, H] */
-    uint8_t *thread_memory; /* [threads] of thread_bytes */
+    uint8_t *packed;         /* operands of L1, later of L2, in packed blocks; NULL if the level packs nothing */
+    float *l2;               /* [R, H] */
+    uint8_t *thread_memory;  /* [threads] of thread_bytes */
     size_t thread_bytes;
     mm_plan plan;
     size_t plan_bytes;
@@ -96,15 +96,12 @@ megamoe_status mm_cpu_route(mm_backend_layer *layer, const megamoe_batch *batch,
                             float *expert_weights, void *stream);
 
 megamoe_status mm_cpu_quantize(mm_backend_state *state, const megamoe_tensor *values, const float *global,
-                               megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals,
-                               void *stream);
-megamoe_status mm_cpu_dequantize(mm_backend_state *state, const megamoe_tensor *codes,
-                                 const megamoe_tensor *scales, const megamoe_tensor *globals,
-                                 megamoe_tensor *values, void *stream);
+                               megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals, void *stream);
+megamoe_status mm_cpu_dequantize(mm_backend_state *state, const megamoe_tensor *codes, const megamoe_tensor *scales,
+                                 const megamoe_tensor *globals, megamoe_tensor *values, void *stream);
 megamoe_status mm_cpu_grouped_gemm(mm_backend_state *state, const megamoe_tensor *rows,
-                                   const megamoe_tensor *row_scales, const mm_matrix *matrices,
-                                   const int32_t *offsets, uint32_t group_count, megamoe_tensor *output,
-                                   void *stream);
+                                   const megamoe_tensor *row_scales, const mm_matrix *matrices, const int32_t *offsets,
+                                   uint32_t group_count, megamoe_tensor *output, void *stream);
 
 /* Whether activations of this matrix are quantized: FP4 weights follow the mode, BF16 and FP8 ones take BF16.
  */

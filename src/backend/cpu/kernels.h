@@ -30,16 +30,15 @@ typedef struct mm_gemm {
     const mm_matrix *matrix;
     const mm_scale_table *table;   /* E4M3 for NVFP4 and FP8, E8M0 for MXFP4 */
     uint32_t row_first, row_count; /* of the matrix; row_count <= MM_ROWS_MAX */
-    const uint8_t *operands; /* row r at operands + operand_pitch * (operand_index ? operand_index[r] : r) */
-    size_t operand_pitch;    /* bytes, a multiple of 64 */
+    const uint8_t *operands;       /* row r at operands + operand_pitch * (operand_index ? operand_index[r] : r) */
+    size_t operand_pitch;          /* bytes, a multiple of 64 */
     const uint32_t *operand_index;
     const uint8_t *packed; /* the same operands packed, or NULL; a block of MM_PACK_ROWS after the other */
     uint32_t count;        /* operand rows, at least 1 */
-    float *sums; /* sums[r * sums_pitch + n] = operand row r . W row (row_first + n), without globals */
+    float *sums;           /* sums[r * sums_pitch + n] = operand row r . W row (row_first + n), without globals */
     size_t sums_pitch;
-    void *panel; /* scratch of this thread, MM_PANEL_BYTES, aligned to 64 */
-    uint32_t
-        deciding_rows; /* rows that choose the kernel where kernels differ in bits; UINT32_MAX: invariant */
+    void *panel;            /* scratch of this thread, MM_PANEL_BYTES, aligned to 64 */
+    uint32_t deciding_rows; /* rows that choose the kernel where kernels differ in bits; UINT32_MAX: invariant */
 } mm_gemm;
 
 static inline size_t padded_columns(uint32_t columns) {
@@ -83,8 +82,7 @@ typedef struct mm_kernels {
      * read. */
     void (*gemm_f32)(const void *weights, uint32_t columns, const mm_gemm *gemm);
     /* h[i] = activation(gate[i], up[i]) * weight; gate may be NULL (relu2). */
-    void (*activate)(const mm_swiglu *f, const float *gate, const float *up, float weight, uint32_t count,
-                     float *h);
+    void (*activate)(const mm_swiglu *f, const float *gate, const float *up, float weight, uint32_t count, float *h);
     void (*combine)(const mm_combine *combine);
     /* The tile loop of `gemm` over a panel that is there already: what the arithmetic gives without
      * dequantizing. */
@@ -100,8 +98,8 @@ uint32_t mm_kernels_levels(mm_kernels levels[MM_LEVELS_MAX]);
 void mm_scale_table_e4m3(mm_scale_table *table);
 void mm_scale_table_e8m0(mm_scale_table *table);
 
-#define MM_PANEL_BYTES                                                                                       \
-    ((size_t)512 * 1024) /* scratch of a GEMM: weights of a segment and sums of a block                      \
+#define MM_PANEL_BYTES                                                                                                 \
+    ((size_t)512 * 1024) /* scratch of a GEMM: weights of a segment and sums of a block                                \
                           */
 
 /* Level by level: each fills what it does better. */

@@ -126,8 +126,7 @@ static megamoe_status measure_tiles(const mm_kernels *kernels, uint32_t threads,
     return MEGAMOE_OK;
 }
 
-megamoe_status mm_cpu_measure(const mm_kernels *kernels, uint32_t threads, double *read_gb_s,
-                              double *matrix_tflop_s) {
+megamoe_status mm_cpu_measure(const mm_kernels *kernels, uint32_t threads, double *read_gb_s, double *matrix_tflop_s) {
     double gb_s = 0.0, tflop_s = 0.0;
     MM_TRY(measure_reading(threads, &gb_s));
     MM_TRY(measure_tiles(kernels, threads, &tflop_s));

@@ -5,7 +5,6 @@
 #include "backend/cpu/kernels.h"
 
 /* Takes about a second. matrix_tflop_s is 0 if the level has no tile loop. */
-megamoe_status mm_cpu_measure(const mm_kernels *kernels, uint32_t threads, double *read_gb_s,
-                              double *matrix_tflop_s);
+megamoe_status mm_cpu_measure(const mm_kernels *kernels, uint32_t threads, double *read_gb_s, double *matrix_tflop_s);
 
 #endif

@@ -22,7 +22,7 @@ uint32_t mm_parallel_threads(uint32_t requested);
  * In a process forked after its parent had used threads, the OpenMP pool is gone, so everything runs on the
  * caller.
  */
-void mm_parallel_for(uint32_t threads, uint32_t units,
-                     void (*body)(void *context, uint32_t unit, uint32_t thread), void *context);
+void mm_parallel_for(uint32_t threads, uint32_t units, void (*body)(void *context, uint32_t unit, uint32_t thread),
+                     void *context);
 
 #endif

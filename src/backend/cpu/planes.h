@@ -50,8 +50,7 @@ static inline void split_group(const float *values, unsigned g, plane_columns *t
 }
 
 /* Rows first .. of one packed block: fp32 or BF16 operand rows to planes. */
-static inline void pack_planes(const mm_gemm *g, uint32_t columns, uint32_t first, bool bf16,
-                               uint8_t *packed) {
+static inline void pack_planes(const mm_gemm *g, uint32_t columns, uint32_t first, bool bf16, uint8_t *packed) {
     size_t blocks = padded_columns(columns) / 128;
     for (uint32_t r = first; r < g->count && r < first + MM_PACK_ROWS; r++) {
         const uint8_t *row = g->operands + g->operand_pitch * (g->operand_index ? g->operand_index[r] : r);
@@ -59,8 +58,7 @@ static inline void pack_planes(const mm_gemm *g, uint32_t columns, uint32_t firs
         for (size_t k = 0; k < 128 * blocks; k += 16) {
             float values[16] = {0.0f};
             for (size_t i = 0; i < 16 && k < columns; i++)
-                values[i] =
-                    bf16 ? mm_bf16_to_f32(((const uint16_t *)row)[k + i]) : ((const float *)row)[k + i];
+                values[i] = bf16 ? mm_bf16_to_f32(((const uint16_t *)row)[k + i]) : ((const float *)row)[k + i];
             split_group(values, k / 16 % 8, &to[k / 128]);
         }
     }

@@ -23,8 +23,7 @@ typedef struct walk {
  * long: the hardware would start anew with each, and L1 cannot wait for as many lines at a time as memory can
  * deliver.
  */
-MM_TEMPLATE void prefetch_rows(const mm_matrix *m, const walk *w, size_t at, size_t distance,
-                               const unsigned rows) {
+MM_TEMPLATE void prefetch_rows(const mm_matrix *m, const walk *w, size_t at, size_t distance, const unsigned rows) {
     MM_UNROLL for (unsigned i = 0; i < rows; i++)
         _mm_prefetch((const char *)w->codes[i] + distance * m->row_bytes + at, _MM_HINT_T1);
     if (at % 512 == 0)
@@ -41,8 +40,8 @@ MM_TEMPLATE void walk_block(walk *w, size_t b, unsigned row, const uint8_t *code
 }
 
 /* The last columns of a row are fewer than 128: copied, so that nothing behind them is read. */
-MM_TEMPLATE void walk_tail(walk *w, size_t b, unsigned row, size_t bytes, const unsigned operands,
-                           const bool low, const unsigned group_shift) {
+MM_TEMPLATE void walk_tail(walk *w, size_t b, unsigned row, size_t bytes, const unsigned operands, const bool low,
+                           const unsigned group_shift) {
     uint8_t codes[64] = {0}, scales[8] = {0};
     memcpy(codes, w->codes[row] + 64 * b, bytes);
     memcpy(scales, w->scales[row] + (64 * b >> (group_shift - 1)), bytes >> (group_shift - 1));
@@ -63,8 +62,8 @@ static inline bool has_nan_scale(const uint8_t *scales, size_t count, const unsi
 }
 
 /* `rows` weight rows from `row` of the call on, times `operands` packed operand rows from `first` on. */
-MM_TEMPLATE void walk_rows(const mm_gemm *g, uint32_t row, uint32_t first, const unsigned rows,
-                           const unsigned operands, const bool low, const unsigned group_shift) {
+MM_TEMPLATE void walk_rows(const mm_gemm *g, uint32_t row, uint32_t first, const unsigned rows, const unsigned operands,
+                           const bool low, const unsigned group_shift) {
     const mm_matrix *m = g->matrix;
     size_t bytes = m->columns / 2, blocks = bytes / 64, distance = rows * ((AHEAD_BYTES + bytes - 1) / bytes);
     walk w;
@@ -78,13 +77,11 @@ MM_TEMPLATE void walk_rows(const mm_gemm *g, uint32_t row, uint32_t first, const
         (const plane_columns *)g->packed + (first + j) * (padded_columns(m->columns) / 128);
     for (size_t b = 0; b < blocks; b++) {
         prefetch_rows(m, &w, 64 * b, distance, rows);
-        MM_UNROLL for (unsigned i = 0; i < rows; i++)
-            walk_block(&w, b, i, w.codes[i] + 64 * b, w.scales[i] + (64 * b >> (group_shift - 1)), operands,
-                       low, group_shift);
+        MM_UNROLL for (unsigned i = 0; i < rows; i++) walk_block(
+            &w, b, i, w.codes[i] + 64 * b, w.scales[i] + (64 * b >> (group_shift - 1)), operands, low, group_shift);
     }
     if (bytes % 64)
-        MM_UNROLL for (unsigned i = 0; i < rows; i++)
-            walk_tail(&w, blocks, i, bytes % 64, operands, low, group_shift);
+        MM_UNROLL for (unsigned i = 0; i < rows; i++) walk_tail(&w, blocks, i, bytes % 64, operands, low, group_shift);
     MM_UNROLL for (unsigned i = 0; i < rows; i++) MM_UNROLL for (unsigned j = 0; j < operands; j++)
         g->sums[(first + j) * g->sums_pitch + row + i] =
         w.nan[i] ? NAN : plane_reduce(w.sums[i][j]) * (group_shift == 4 ? 256.0f : 1.0f);

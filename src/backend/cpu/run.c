@@ -40,8 +40,8 @@ static void stage_token(void *context, uint32_t unit, uint32_t thread) {
     uint32_t hidden = c->weights->shape.hidden;
     size_t token = (size_t)c->first + unit;
     size_t element = c->batch->hidden_dtype == MEGAMOE_F32 ? 4 : 2;
-    c->kernels->load((const uint8_t *)c->batch->hidden + token * hidden * element, c->batch->hidden_dtype,
-                     hidden, own.values);
+    c->kernels->load((const uint8_t *)c->batch->hidden + token * hidden * element, c->batch->hidden_dtype, hidden,
+                     own.values);
     mm_cpu_operand_store(c->kernels, own.values, hidden, s->x + unit * s->x_pitch);
     s->x_globals[unit] = 1.0f;
     if (c->weights->activations != MEGAMOE_ACTIVATIONS_NVFP4) return;
@@ -92,9 +92,8 @@ static void choose_token(void *context, uint32_t unit, uint32_t thread) {
     const float *logits = s->logits + (size_t)unit * shape->expert_count;
     size_t token = (size_t)c->first + unit, at = token * shape->experts_per_token;
     mm_router_counts counts = {0};
-    mm_router_choose(shape, &c->weights->router, logits,
-                     c->batch->token_ids ? c->batch->token_ids[token] : -1, s->ids + at, s->weights + at,
-                     &counts);
+    mm_router_choose(shape, &c->weights->router, logits, c->batch->token_ids ? c->batch->token_ids[token] : -1,
+                     s->ids + at, s->weights + at, &counts);
     c->state->tallies[thread].unrouted_tokens += counts.unrouted_tokens;
     if (c->stages->logits)
         memcpy(c->stages->logits + token * shape->expert_count, logits, shape->expert_count * sizeof *logits);
@@ -158,9 +157,8 @@ static void add_group(chunk *c, mm_cpu_group group) {
     const mm_layer_weights *w = c->weights;
     group.x_nvfp4 = mm_cpu_takes_nvfp4(w, &group.expert->up);
     group.h_nvfp4 = mm_cpu_takes_nvfp4(w, &group.expert->down);
-    group.h_global = group.h_nvfp4 && w->intermediate_mode == MEGAMOE_GLOBAL_STATIC
-                         ? group.expert->intermediate_global
-                         : 1.0f;
+    group.h_global =
+        group.h_nvfp4 && w->intermediate_mode == MEGAMOE_GLOBAL_STATIC ? group.expert->intermediate_global : 1.0f;
     if (c->state->batch_invariant) group.deciding_rows = UINT32_MAX;
     if (c->kernels->packs) {
         group.x_packed = c->kernels->packs(&group.expert->up, group.deciding_rows);
@@ -298,8 +296,8 @@ static void finish_sums(const mm_matrix *m, uint32_t n, uint32_t count, float in
 }
 
 /* gate and up of one row, columns n .. n + count, to h in operand form. */
-static void activate_row(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, uint32_t thread,
-                         uint32_t row, uint32_t n, uint32_t count, float *gate, float *up) {
+static void activate_row(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, uint32_t thread, uint32_t row,
+                         uint32_t n, uint32_t count, float *gate, float *up) {
     mm_cpu_scratch *s = c->scratch;
     const megamoe_stages *out = c->stages;
     uint32_t slots = c->weights->shape.experts_per_token, columns = c->weights->shape.intermediate;
@@ -313,8 +311,7 @@ static void activate_row(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *o
     finish_sums(&g->expert->up, n, count, input, up);
     c->kernels->activate(g->swiglu, gate, up, weight, count, h);
     if (g->h_nvfp4)
-        c->kernels->quantize(h, count, g->h_global, own->codes, own->scales,
-                             &c->state->tallies[thread].blocks);
+        c->kernels->quantize(h, count, g->h_global, own->codes, own->scales, &c->state->tallies[thread].blocks);
     c->kernels->store(h, count, operand + n * (c->kernels->operands_bf16 ? 2u : 4u));
     if (g->shared) return;
 
@@ -323,8 +320,7 @@ static void activate_row(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *o
     if (out->h && !g->h_nvfp4)
         for (uint32_t i = 0; i < count; i++) out->h[pair * columns + n + i] = mm_bf16_from_f32(h[i]);
     if (out->h_codes && g->h_nvfp4) memcpy(out->h_codes + (pair * columns + n) / 2, own->codes, count / 2);
-    if (out->h_scales && g->h_nvfp4)
-        memcpy(out->h_scales + (pair * columns + n) / 16, own->scales, count / 16);
+    if (out->h_scales && g->h_nvfp4) memcpy(out->h_scales + (pair * columns + n) / 16, own->scales, count / 16);
     if (out->h_globals && g->h_nvfp4) out->h_globals[pair] = g->h_global;
 }
 
@@ -356,8 +352,7 @@ static void l1_block(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, 
     }
     for (uint32_t r = 0; r < count; r++) {
         float *gate = own->sums + (size_t)r * 2 * MM_ROWS_MAX;
-        activate_row(c, g, own, thread, first + r, n, gemm.row_count, gated ? gate : NULL,
-                     gate + MM_ROWS_MAX);
+        activate_row(c, g, own, thread, first + r, n, gemm.row_count, gated ? gate : NULL, gate + MM_ROWS_MAX);
     }
 }
 
@@ -450,8 +445,7 @@ static void combine_token(void *context, uint32_t unit, uint32_t thread) {
     c->kernels->combine(&combine);
     if (c->stages->shared && w->shared)
         memcpy(c->stages->shared + token * hidden, combine.shared, hidden * sizeof *combine.shared);
-    if (c->stages->output)
-        memcpy(c->stages->output + token * hidden, combine.output, hidden * sizeof(uint16_t));
+    if (c->stages->output) memcpy(c->stages->output + token * hidden, combine.output, hidden * sizeof(uint16_t));
 }
 
 static void run_chunk(chunk *c) {
@@ -530,8 +524,7 @@ megamoe_status mm_cpu_run(mm_backend_layer *layer, const megamoe_batch *batch, c
     bool staged;
     (void)stream;
     if (given)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT,
-                       "given stages are read by the reference backend only, not by cpu");
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "given stages are read by the reference backend only, not by cpu");
     clear_stages(&c);
     route_batch(&c);
     staged = !batch->expert_ids && batch->token_count <= MM_CHUNK_TOKENS;

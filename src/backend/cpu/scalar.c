@@ -73,8 +73,7 @@ static void dequantize_row(const mm_gemm *g, uint32_t n, uint32_t begin, uint32_
 static void multiply_row(const mm_gemm *g, uint32_t i, uint32_t begin, uint32_t count, const float *weights) {
     for (uint32_t r = 0; r < g->count; r++) {
         const float *a =
-            (const float *)(g->operands + g->operand_pitch * (g->operand_index ? g->operand_index[r] : r)) +
-            begin;
+            (const float *)(g->operands + g->operand_pitch * (g->operand_index ? g->operand_index[r] : r)) + begin;
         float *sum = &g->sums[r * g->sums_pitch + i];
         if (begin == 0) *sum = 0.0f;
         for (uint32_t k = 0; k < count; k++) *sum += a[k] * weights[k];
@@ -95,23 +94,20 @@ static void gemm_f32(const void *weights, uint32_t columns, const mm_gemm *g) {
     for (uint32_t i = 0; i < g->row_count; i++)
         for (uint32_t k = 0; k < columns; k += SPAN) {
             uint32_t count = columns - k < SPAN ? columns - k : SPAN;
-            size_t at =
-                (g->row_first + i) * (size_t)columns + k; /* copied: a file's tensors need not be aligned */
+            size_t at = (g->row_first + i) * (size_t)columns + k; /* copied: a file's tensors need not be aligned */
             memcpy(g->panel, (const uint8_t *)weights + at * sizeof(float), count * sizeof(float));
             multiply_row(g, i, k, count, g->panel);
         }
 }
 
-static void activate(const mm_swiglu *f, const float *gate, const float *up, float weight, uint32_t count,
-                     float *h) {
+static void activate(const mm_swiglu *f, const float *gate, const float *up, float weight, uint32_t count, float *h) {
     for (uint32_t i = 0; i < count; i++) h[i] = mm_swiglu_apply(f, gate ? gate[i] : 0.0f, up[i]) * weight;
 }
 
 static void combine(const mm_combine *c) {
     for (uint32_t n = 0; n < c->columns; n++) {
         float sum = 0.0f;
-        for (uint32_t k = 0; k < c->count; k++)
-            sum += c->weights ? c->weights[k] * c->rows[k][n] : c->rows[k][n];
+        for (uint32_t k = 0; k < c->count; k++) sum += c->weights ? c->weights[k] * c->rows[k][n] : c->rows[k][n];
         if (c->shared) sum += c->shared[n];
         c->output[n] = mm_bf16_from_f32(sum);
     }

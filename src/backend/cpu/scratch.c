@@ -55,8 +55,7 @@ static void carve_all(carver *c, const mm_backend_state *state, const mm_cpu_ext
     s->h = carve(c, rows * s->h_pitch);
     if (state->kernels.pack) { /* each expert's rows fill whole blocks */
         uint32_t columns = e->hidden > e->intermediate ? e->hidden : e->intermediate;
-        size_t blocks =
-            rows / MM_PACK_ROWS + 2 * ((size_t)e->loaded_count + 1); /* one block per expert may be wide */
+        size_t blocks = rows / MM_PACK_ROWS + 2 * ((size_t)e->loaded_count + 1); /* one block per expert may be wide */
         s->packed = carve(c, blocks * MM_PACK_ROWS * padded_columns(columns) * 2);
     }
     s->l2 = carve(c, rows * s->l2_pitch * sizeof *s->l2);
@@ -87,8 +86,7 @@ megamoe_status mm_cpu_scratch_grow(mm_backend_state *state, const mm_cpu_extent 
     memory = mmap(NULL, counter.used, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) {
         mm_plan_free(&made.plan);
-        return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no %zu bytes of scratch memory for %u tokens", counter.used,
-                       e.tokens);
+        return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no %zu bytes of scratch memory for %u tokens", counter.used, e.tokens);
     }
     madvise(memory, counter.used, MADV_HUGEPAGE); /* only a hint */
     maker = (carver){memory, 0};

@@ -24,8 +24,7 @@ static void quantize_row(void *context, uint32_t unit, uint32_t thread) {
     const quantize_job *job = context;
     const mm_kernels *kernels = &job->state->kernels;
     size_t columns = (size_t)job->values->extent[1], row = unit;
-    const uint8_t *source =
-        (const uint8_t *)job->values->data + row * columns * element_bytes(job->values->dtype);
+    const uint8_t *source = (const uint8_t *)job->values->data + row * columns * element_bytes(job->values->dtype);
     float *values = job->rows + thread * columns, g;
     if (job->values->dtype == MEGAMOE_F32)
         memcpy(values, source, columns * sizeof *values);
@@ -33,23 +32,19 @@ static void quantize_row(void *context, uint32_t unit, uint32_t thread) {
         kernels->load(source, MEGAMOE_BF16, (uint32_t)columns, values);
     g = job->global ? *job->global : mm_nvfp4_global_from_amax(kernels->amax(values, (uint32_t)columns));
     kernels->quantize(values, (uint32_t)columns, g, (uint8_t *)job->codes->data + row * (columns / 2),
-                      (uint8_t *)job->scales->data + row * (columns / 16),
-                      &job->state->tallies[thread].blocks);
+                      (uint8_t *)job->scales->data + row * (columns / 16), &job->state->tallies[thread].blocks);
     ((float *)job->globals->data)[row] = g;
 }
 
 megamoe_status mm_cpu_quantize(mm_backend_state *state, const megamoe_tensor *values, const float *global,
-                               megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals,
-                               void *stream) {
+                               megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals, void *stream) {
     quantize_job job = {state, values, global, codes, scales, globals, NULL};
     (void)stream;
     job.rows = malloc(state->threads * (size_t)values->extent[1] * sizeof *job.rows + 1);
     if (!job.rows)
-        return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory to quantize rows of %lld",
-                       (long long)values->extent[1]);
+        return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory to quantize rows of %lld", (long long)values->extent[1]);
     mm_parallel_for(state->threads, (uint32_t)values->extent[0], quantize_row, &job);
-    for (uint32_t t = 0; t < state->threads; t++)
-        state->tallies[t] = (mm_cpu_tally){0}; /* no layer to count for */
+    for (uint32_t t = 0; t < state->threads; t++) state->tallies[t] = (mm_cpu_tally){0}; /* no layer to count for */
     free(job.rows);
     return MEGAMOE_OK;
 }
@@ -80,9 +75,8 @@ static void dequantize_row(void *context, uint32_t unit, uint32_t thread) {
     }
 }
 
-megamoe_status mm_cpu_dequantize(mm_backend_state *state, const megamoe_tensor *codes,
-                                 const megamoe_tensor *scales, const megamoe_tensor *globals,
-                                 megamoe_tensor *values, void *stream) {
+megamoe_status mm_cpu_dequantize(mm_backend_state *state, const megamoe_tensor *codes, const megamoe_tensor *scales,
+                                 const megamoe_tensor *globals, megamoe_tensor *values, void *stream) {
     dequantize_job job = {state, codes, scales, globals, values};
     (void)stream;
     mm_parallel_for(state->threads, (uint32_t)codes->extent[0], dequantize_row, &job);
@@ -98,17 +92,55 @@ typedef struct grouped_job {
     const int32_t *offsets;
     uint32_t row_blocks; /* of MM_ROWS_MAX matrix rows */
     size_t operand_pitch, thread_bytes;
-    uint8_t *operands, *threads;
+    uint8_t *operands, *threads, *packed;
+    size_t *packed_offsets; /* [group_count] in packed; SIZE_MAX: the group's operands are not packed */
 } grouped_job;
 
-static void pack_row(void *context, uint32_t unit, uint32_t thread) {
+static uint32_t group_begin(const grouped_job *job, uint32_t group) {
+    return group ? (uint32_t)job->offsets[group - 1] : 0;
+}
+
+/* Rows that choose the kernel of a group. */
+static uint32_t deciding_rows(const grouped_job *job, uint32_t group) {
+    return job->state->batch_invariant ? UINT32_MAX : (uint32_t)job->offsets[group] - group_begin(job, group);
+}
+
+/* Fills packed_offsets and returns the bytes they need in all. */
+static size_t plan_packing(const grouped_job *job, uint32_t group_count) {
+    size_t bytes = 0;
+    for (uint32_t group = 0; group < group_count; group++) {
+        const mm_matrix *m = &job->matrices[group];
+        const mm_kernels *kernels = &job->state->kernels;
+        uint32_t count = (uint32_t)job->offsets[group] - group_begin(job, group);
+        unsigned per_value = kernels->packs && count ? kernels->packs(m, deciding_rows(job, group)) : 0;
+        job->packed_offsets[group] = per_value ? bytes : SIZE_MAX;
+        bytes += (count + MM_PACK_ROWS - 1) / MM_PACK_ROWS * MM_PACK_ROWS * padded_columns(m->columns) * per_value;
+    }
+    return bytes;
+}
+
+static void pack_group(void *context, uint32_t unit, uint32_t thread) {
+    const grouped_job *job = context;
+    const mm_matrix *m = &job->matrices[unit];
+    mm_gemm gemm = {.matrix = m,
+                    .deciding_rows = deciding_rows(job, unit),
+                    .operands = job->operands + group_begin(job, unit) * job->operand_pitch,
+                    .operand_pitch = job->operand_pitch,
+                    .count = (uint32_t)job->offsets[unit] - group_begin(job, unit)};
+    (void)thread;
+    if (job->packed_offsets[unit] == SIZE_MAX) return;
+    size_t row_bytes = padded_columns(m->columns) * job->state->kernels.packs(m, gemm.deciding_rows);
+    for (uint32_t r = 0; r < gemm.count; r += MM_PACK_ROWS)
+        job->state->kernels.pack(&gemm, m->columns, r, job->packed + job->packed_offsets[unit] + r * row_bytes);
+}
+
+static void store_row(void *context, uint32_t unit, uint32_t thread) {
     const grouped_job *job = context;
     const mm_kernels *kernels = &job->state->kernels;
     size_t columns = (size_t)job->rows->extent[1], row = unit;
     float *values = (float *)(job->threads + thread * job->thread_bytes);
     if (job->rows->dtype == MEGAMOE_BF16) {
-        kernels->load((const uint16_t *)job->rows->data + row * columns, MEGAMOE_BF16, (uint32_t)columns,
-                      values);
+        kernels->load((const uint16_t *)job->rows->data + row * columns, MEGAMOE_BF16, (uint32_t)columns, values);
     } else {
         const uint8_t *codes = (const uint8_t *)job->rows->data + row * (columns / 2);
         const uint8_t *scales = (const uint8_t *)job->row_scales->data + row * (columns / 16);
@@ -118,25 +150,31 @@ static void pack_row(void *context, uint32_t unit, uint32_t thread) {
     mm_cpu_operand_store(kernels, values, (uint32_t)columns, job->operands + row * job->operand_pitch);
 }
 
-/* One block of rows of one group's matrix against at most MM_BLOCK_ROWS of the group's rows. */
-static void multiply_block(const grouped_job *job, const mm_matrix *m, uint32_t n, uint32_t first,
-                           uint32_t count, uint32_t deciding_rows, uint32_t thread) {
+/* Rows n .. of one group's matrix against rows first .. of the group, at most MM_BLOCK_ROWS. */
+static void multiply_block(const grouped_job *job, uint32_t group, uint32_t n, uint32_t first, uint32_t count,
+                           uint32_t thread) {
+    const mm_matrix *m = &job->matrices[group];
+    const mm_kernels *kernels = &job->state->kernels;
+    size_t row = (size_t)group_begin(job, group) + first;
     float *sums = (float *)(job->threads + thread * job->thread_bytes);
     mm_gemm gemm = {.matrix = m,
                     .table = mm_cpu_table(job->state, m),
                     .row_first = n,
                     .row_count = m->rows - n < MM_ROWS_MAX ? m->rows - n : MM_ROWS_MAX,
-                    .operands = job->operands + first * job->operand_pitch,
+                    .operands = job->operands + row * job->operand_pitch,
                     .operand_pitch = job->operand_pitch,
                     .count = count,
                     .sums = sums,
                     .sums_pitch = MM_ROWS_MAX,
                     .panel = sums + (size_t)MM_BLOCK_ROWS * MM_ROWS_MAX,
-                    .deciding_rows = deciding_rows};
-    job->state->kernels.gemm(&gemm);
+                    .deciding_rows = deciding_rows(job, group)};
+    if (job->packed_offsets[group] != SIZE_MAX)
+        gemm.packed = job->packed + job->packed_offsets[group] +
+                      first * padded_columns(m->columns) * kernels->packs(m, gemm.deciding_rows);
+    kernels->gemm(&gemm);
     for (uint32_t r = 0; r < count; r++)
         for (uint32_t i = 0; i < gemm.row_count; i++) {
-            size_t at = ((size_t)first + r) * m->rows + n + i;
+            size_t at = (row + r) * m->rows + n + i;
             float value = sums[r * MM_ROWS_MAX + i] * m->global;
             if (job->output->dtype == MEGAMOE_F32)
                 ((float *)job->output->data)[at] = value;
@@ -148,17 +186,14 @@ static void multiply_block(const grouped_job *job, const mm_matrix *m, uint32_t 
 static void multiply_unit(void *context, uint32_t unit, uint32_t thread) {
     const grouped_job *job = context;
     uint32_t group = unit / job->row_blocks, n = unit % job->row_blocks * MM_ROWS_MAX;
-    uint32_t begin = group ? (uint32_t)job->offsets[group - 1] : 0, end = (uint32_t)job->offsets[group];
-    uint32_t deciding = job->state->batch_invariant ? UINT32_MAX : end - begin;
-    for (uint32_t r = begin; r < end; r += MM_BLOCK_ROWS)
-        multiply_block(job, &job->matrices[group], n, r, end - r < MM_BLOCK_ROWS ? end - r : MM_BLOCK_ROWS,
-                       deciding, thread);
+    uint32_t count = (uint32_t)job->offsets[group] - group_begin(job, group);
+    for (uint32_t r = 0; r < count; r += MM_BLOCK_ROWS)
+        multiply_block(job, group, n, r, count - r < MM_BLOCK_ROWS ? count - r : MM_BLOCK_ROWS, thread);
 }
 
 megamoe_status mm_cpu_grouped_gemm(mm_backend_state *state, const megamoe_tensor *rows,
-                                   const megamoe_tensor *row_scales, const mm_matrix *matrices,
-                                   const int32_t *offsets, uint32_t group_count, megamoe_tensor *output,
-                                   void *stream) {
+                                   const megamoe_tensor *row_scales, const mm_matrix *matrices, const int32_t *offsets,
+                                   uint32_t group_count, megamoe_tensor *output, void *stream) {
     uint32_t count = (uint32_t)rows->extent[0], columns = (uint32_t)rows->extent[1];
     grouped_job job = {.state = state,
                        .rows = rows,
@@ -168,16 +203,25 @@ megamoe_status mm_cpu_grouped_gemm(mm_backend_state *state, const megamoe_tensor
                        .offsets = offsets,
                        .row_blocks = (matrices[0].rows + MM_ROWS_MAX - 1) / MM_ROWS_MAX,
                        .operand_pitch = mm_cpu_operand_bytes(&state->kernels, columns)};
-    size_t sums_bytes = (size_t)MM_BLOCK_ROWS * MM_ROWS_MAX * sizeof(float), operand_bytes;
+    size_t sums_bytes = (size_t)MM_BLOCK_ROWS * MM_ROWS_MAX * sizeof(float), operand_bytes, packed_bytes;
     (void)stream;
+    job.packed_offsets = malloc(group_count * sizeof *job.packed_offsets);
+    if (!job.packed_offsets) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %u groups", group_count);
     job.thread_bytes = sums_bytes + MM_PANEL_BYTES + (size_t)columns * sizeof(float);
     job.thread_bytes = (job.thread_bytes + 63) / 64 * 64;
     operand_bytes = (count ? count : 1) * job.operand_pitch;
-    job.operands = aligned_alloc(64, operand_bytes + state->threads * job.thread_bytes);
-    if (!job.operands) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %u operand rows", count);
-    job.threads = job.operands + operand_bytes;
-    mm_parallel_for(state->threads, count, pack_row, &job);
+    packed_bytes = plan_packing(&job, group_count);
+    job.operands = aligned_alloc(64, operand_bytes + packed_bytes + state->threads * job.thread_bytes);
+    if (!job.operands) {
+        free(job.packed_offsets);
+        return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %u operand rows", count);
+    }
+    job.packed = job.operands + operand_bytes;
+    job.threads = job.packed + packed_bytes;
+    mm_parallel_for(state->threads, count, store_row, &job);
+    mm_parallel_for(state->threads, group_count, pack_group, &job);
     mm_parallel_for(state->threads, group_count * job.row_blocks, multiply_unit, &job);
+    free(job.packed_offsets);
     free(job.operands);
     return MEGAMOE_OK;
 }

@@ -5,6 +5,7 @@
  *     TILE_COLUMNS                          values in a tile_vector
  *     TILE_ROWS, TILE_OPERANDS              sums that fit the registers, with the vectors they are made of
  *     TILE_SEGMENT                          columns of a panel: 16 rows of it stay in L1
+ *     tile_scales_sums                      whether FP8 scales of this matrix are applied to sums, not in the panel
  *     tile_zero, tile_load_sum, tile_store_sum, tile_load, tile_multiply, tile_scale, tile_reduce
  *
  * Columns are taken a segment at a time: its weights are dequantized into the panel and multiplied with all
@@ -13,16 +14,13 @@
  */
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/unroll.h"
-#include "numerics/e8m0.h"
 
 static inline const tile_element *operand_row(const mm_gemm *g, uint32_t r) {
-    return (const tile_element *)(g->operands +
-                                  g->operand_pitch * (g->operand_index ? g->operand_index[r] : r));
+    return (const tile_element *)(g->operands + g->operand_pitch * (g->operand_index ? g->operand_index[r] : r));
 }
 
 enum {
-    PANEL_PITCH =
-        TILE_SEGMENT + 64 / sizeof(tile_element), /* one line more spreads rows over the sets of a cache */
+    PANEL_PITCH = TILE_SEGMENT + 64 / sizeof(tile_element), /* one line more spreads rows over the sets of a cache */
     SUM_LANES = sizeof(tile_sum) / sizeof(float),
     BLOCK_OPERANDS = 96, /* sums of a block, like its operands, stay in L2 */
 };
@@ -42,21 +40,19 @@ typedef struct tile_segment {
 } tile_segment;
 
 /* TILE_ROWS panel rows from `row` on times `operands` operand rows, whose sums are `sums`. */
-MM_TEMPLATE void tile(const tile_panel *panel, uint32_t row, const tile_segment *segment,
-                      const tile_element *const *a, float (*lanes)[MM_ROWS_MAX][SUM_LANES],
-                      const unsigned operands) {
+MM_TEMPLATE void tile(const tile_panel *panel, uint32_t row, const tile_segment *segment, const tile_element *const *a,
+                      float (*lanes)[MM_ROWS_MAX][SUM_LANES], const unsigned operands) {
     tile_sum sums[TILE_ROWS][TILE_OPERANDS];
     const tile_element *weights = panel->weights[row];
     bool first = segment->begin == 0, resume = !first && !segment->scaled;
-    MM_UNROLL for (unsigned i = 0; i < TILE_ROWS; i++) MM_UNROLL for (unsigned j = 0; j < operands; j++)
-        sums[i][j] = resume ? tile_load_sum(lanes[j][row + i]) : tile_zero();
+    MM_UNROLL for (unsigned i = 0; i < TILE_ROWS; i++) MM_UNROLL for (unsigned j = 0; j < operands; j++) sums[i][j] =
+        resume ? tile_load_sum(lanes[j][row + i]) : tile_zero();
     for (size_t k = 0; k < segment->end - segment->begin; k += TILE_COLUMNS) {
         tile_vector w[TILE_ROWS];
         MM_UNROLL for (unsigned i = 0; i < TILE_ROWS; i++) w[i] = tile_load(weights + i * PANEL_PITCH + k);
         MM_UNROLL for (unsigned j = 0; j < operands; j++) {
             tile_vector x = tile_load(a[j] + k);
-            MM_UNROLL for (unsigned i = 0; i < TILE_ROWS; i++) sums[i][j] =
-                tile_multiply(sums[i][j], x, w[i]);
+            MM_UNROLL for (unsigned i = 0; i < TILE_ROWS; i++) sums[i][j] = tile_multiply(sums[i][j], x, w[i]);
         }
     }
     MM_UNROLL for (unsigned i = 0; i < TILE_ROWS; i++) MM_UNROLL for (unsigned j = 0; j < operands; j++) {
@@ -72,8 +68,7 @@ MM_TEMPLATE void tile_column(const mm_gemm *g, const tile_segment *segment, uint
                              float (*lanes)[MM_ROWS_MAX][SUM_LANES], const unsigned operands) {
     const tile_element *a[TILE_OPERANDS];
     MM_UNROLL for (unsigned j = 0; j < operands; j++) a[j] = operand_row(g, first + j) + segment->begin;
-    for (uint32_t row = 0; row < g->row_count; row += TILE_ROWS)
-        tile(g->panel, row, segment, a, lanes, operands);
+    for (uint32_t row = 0; row < g->row_count; row += TILE_ROWS) tile(g->panel, row, segment, a, lanes, operands);
 }
 
 /* Operand rows are shared out evenly, so that 7 of them are 4 + 3 and not 6 + 1. */
@@ -106,17 +101,14 @@ static void reduce_block(const mm_gemm *g, uint32_t first, uint32_t count) {
 static tile_segment segment_at(const mm_gemm *g, uint32_t columns, uint32_t k) {
     const mm_matrix *m = g->matrix;
     tile_segment s = {.begin = k, .end = columns - k < TILE_SEGMENT ? columns : k + TILE_SEGMENT};
-    s.scaled = m && m->format == MM_FP8;
+    s.scaled = m && m->format == MM_FP8 && tile_scales_sums(m);
     if (!s.scaled) return s;
     uint32_t block = k / m->block_columns;
     if (s.end - block * m->block_columns > m->block_columns) s.end = (block + 1) * m->block_columns;
     for (uint32_t i = 0; i < MM_ROWS_MAX; i++) {
         uint32_t n = g->row_first + (i < g->row_count ? i : 0);
         const uint8_t *row = m->scales + n / m->block_rows * m->scale_row_bytes;
-        if (m->scale_dtype == MEGAMOE_E8M0)
-            s.scales[i] = mm_e8m0_to_f32(row[block]);
-        else
-            memcpy(&s.scales[i], row + block * sizeof(float), sizeof(float));
+        memcpy(&s.scales[i], row + block * sizeof(float), sizeof(float));
     }
     return s;
 }
@@ -124,8 +116,7 @@ static tile_segment segment_at(const mm_gemm *g, uint32_t columns, uint32_t k) {
 /* fill(g, segment, panel) dequantizes the call's rows; NULL leaves the panel as it is, to time the tiles
  * alone. */
 MM_TEMPLATE void tiled_gemm(const mm_gemm *g, const void *weights, uint32_t columns,
-                            void (*fill)(const mm_gemm *g, const void *weights,
-                                         const tile_segment *segment)) {
+                            void (*fill)(const mm_gemm *g, const void *weights, const tile_segment *segment)) {
     for (uint32_t first = 0; first < g->count; first += BLOCK_OPERANDS) {
         uint32_t count = g->count - first < BLOCK_OPERANDS ? g->count - first : BLOCK_OPERANDS;
         for (uint32_t k = 0; k < columns;) {

@@ -16,8 +16,7 @@ static inline plane_sum plane_zero(void) {
     return _mm512_setzero_ps();
 }
 
-MM_TEMPLATE plane_weights plane_decode(const uint8_t *codes, const uint8_t *scales,
-                                       const unsigned group_shift) {
+MM_TEMPLATE plane_weights plane_decode(const uint8_t *codes, const uint8_t *scales, const unsigned group_shift) {
     const __m512i values =
         _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
     const __m512i nibble = _mm512_set1_epi8(15);
@@ -25,14 +24,13 @@ MM_TEMPLATE plane_weights plane_decode(const uint8_t *codes, const uint8_t *scal
     plane_weights w;
     w.even = _mm512_shuffle_epi8(values, _mm512_and_si512(packed, nibble));
     w.odd = _mm512_shuffle_epi8(values, _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble));
-    if (group_shift ==
-        4) { /* E4M3 shifted into an FP16 is the value times 2^-8; bit 14 would repeat the sign */
+    if (group_shift == 4) { /* E4M3 shifted into an FP16 is the value times 2^-8; bit 14 would repeat the sign */
         __m128i bytes = _mm_loadl_epi64((const __m128i *)scales);
         __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_unpacklo_epi8(bytes, bytes)), 7);
         w.scale = _mm512_cvtph_ps(_mm256_and_si256(words, _mm256_set1_epi16((short)0xBFFF)));
     } else { /* E8M0 shifted into an fp32; 2^-127 counts as 0 */
-        __m128i bytes = _mm_shuffle_epi8(_mm_loadu_si32(scales),
-                                         _mm_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3));
+        __m128i bytes =
+            _mm_shuffle_epi8(_mm_loadu_si32(scales), _mm_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3));
         w.scale = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 23));
     }
     return w;
@@ -43,8 +41,7 @@ MM_TEMPLATE __m512i multiply_plane(const plane_weights *w, const int8_t (*plane)
     return _mm512_dpbusd_epi32(sum, w->odd, _mm512_load_si512(plane[1]));
 }
 
-MM_TEMPLATE plane_sum plane_multiply(const plane_weights *w, const plane_columns *a, const bool low,
-                                     plane_sum sum) {
+MM_TEMPLATE plane_sum plane_multiply(const plane_weights *w, const plane_columns *a, const bool low, plane_sum sum) {
     __m512i total = multiply_plane(w, a->planes[2], _mm512_setzero_si512());
     __m512i middle = multiply_plane(w, a->planes[1], _mm512_setzero_si512());
     __m512i rest = _mm512_load_si512(a->corrections);

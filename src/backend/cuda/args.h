@@ -112,7 +112,7 @@ typedef struct mm_cuda_gemm_args {
     /* decode: see decode.cu */
     float *scratch;
     uint32_t slot_count, slot_bytes, code_pitch, scale_pitch, scale_row_bytes, weight_light, weight_heavy;
-    uint32_t next_items; /* L1: items of L2 per multiprocessor to fetch into the cache at the end; 0: none */
+    uint32_t next_weight_heavy, next_items; /* L1: items of L2 per multiprocessor to fetch into the cache at the end; 0: none */
 } mm_cuda_gemm_args;
 
 typedef struct mm_cuda_combine_args {

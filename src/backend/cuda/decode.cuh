@@ -155,19 +155,19 @@ template <bool L1> MM_DEVICE int decode_items_per_entry(const mm_cuda_gemm_args 
     return L1 ? p.n / 16 : (p.n + 31) / 32;
 }
 
-/* Heavy items take longer: runs are equal in weight, not in number. */
-MM_DEVICE int decode_run_bound(const mm_cuda_gemm_args &p, int heavy_items, int light_items, int cta) {
-    int heavy_weight = heavy_items * p.weight_heavy;
+/* Heavy items take longer (weight to p.weight_light): runs are equal in weight, not in number. */
+MM_DEVICE int decode_run_bound(const mm_cuda_gemm_args &p, uint32_t weight, int heavy_items, int light_items, int cta) {
+    int heavy_weight = heavy_items * weight;
     int at = (int)((long long)(heavy_weight + light_items * (int)p.weight_light) * cta / gridDim.x);
-    return at < heavy_weight ? at / p.weight_heavy : heavy_items + (at - heavy_weight) / p.weight_light;
+    return at < heavy_weight ? at / weight : heavy_items + (at - heavy_weight) / p.weight_light;
 }
 
 template <bool L1> MM_DEVICE decode_run decode_run_find(const mm_cuda_gemm_args &p) {
     decode_run run;
     run.items = decode_items_per_entry<L1>(p), run.heavy = p.plan->heavy;
     const int heavy_items = run.heavy * run.items, light_items = (p.plan->count[p.list] - run.heavy) * run.items;
-    run.first = decode_run_bound(p, heavy_items, light_items, blockIdx.x);
-    run.last = decode_run_bound(p, heavy_items, light_items, blockIdx.x + 1);
+    run.first = decode_run_bound(p, p.weight_heavy, heavy_items, light_items, blockIdx.x);
+    run.last = decode_run_bound(p, p.weight_heavy, heavy_items, light_items, blockIdx.x + 1);
     return run;
 }
 
@@ -206,8 +206,10 @@ MM_DEVICE void decode_split_issue(const mm_cuda_gemm_args &p, int expert, int it
  * will ask for into the L2 cache. Rows of 32 are contiguous in the checkpoint.
  */
 MM_DEVICE void decode_next_prefetch(const mm_cuda_gemm_args &p, int heavy, int entries) {
-    const int items = (p.k + 31) / 32, first = decode_run_bound(p, heavy * items, (entries - heavy) * items, blockIdx.x);
-    const int last = min(decode_run_bound(p, heavy * items, (entries - heavy) * items, blockIdx.x + 1), first + (int)p.next_items);
+    const int items = (p.k + 31) / 32, heavy_items = heavy * items, light_items = (entries - heavy) * items;
+    const int first = decode_run_bound(p, p.next_weight_heavy, heavy_items, light_items, blockIdx.x);
+    const int end = decode_run_bound(p, p.next_weight_heavy, heavy_items, light_items, blockIdx.x + 1);
+    const int last = min(end, first + (int)p.next_items);
 #pragma unroll 1
     for (int i = first; i < last; i++) {
         const mm_cuda_matrix *m = &p.experts[p.entries[i / items].expert].down;

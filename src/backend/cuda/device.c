@@ -90,6 +90,7 @@ static void close_device(mm_backend_state *state) {
     if (state->context && mm_cuda_enter(state) == MEGAMOE_OK) {
         state->driver->context_wait();
         mm_blocks_free(state, &state->scratch_blocks);
+        mm_blocks_free(state, &state->single_blocks);
         mm_kernels_unload(state->driver, &state->kernels);
         if (state->stream) state->driver->stream_destroy(state->stream);
         mm_cuda_leave(state);
@@ -327,7 +328,8 @@ static megamoe_status counters(mm_backend_layer *layer, megamoe_counters *counte
 #define MM_CUDA_TABLE                                                                                        \
     .close = close_device, .describe = describe, .measure = measure, .read = read_memory,                    \
     .layer_create = mm_cuda_layer_create, .layer_close = mm_cuda_layer_close, .route = mm_cuda_route,        \
-    .run = mm_cuda_run, .counters = counters
+    .run = mm_cuda_run, .counters = counters, .quantize = mm_cuda_quantize,                                 \
+    .dequantize = mm_cuda_dequantize, .grouped_gemm = mm_cuda_grouped_gemm
 
 const mm_backend mm_backend_cuda_portable = {
     .name = "cuda-portable", .id = MEGAMOE_CUDA_PORTABLE, .probe = probe_portable, .open = open_portable, MM_CUDA_TABLE};

@@ -10,6 +10,7 @@
     X(PLAN_COUNT, plan, mm_plan_count)                                                                       \
     X(PLAN_SCAN, plan, mm_plan_scan)                                                                         \
     X(PLAN_PLACE, plan, mm_plan_place)                                                                       \
+    X(PLAN_GROUPS, plan, mm_plan_groups)                                                                     \
     X(STAGE, stage, mm_stage)                                                                                \
     X(DEQUANTIZE, stage, mm_dequantize)                                                                      \
     X(ROUTE_LOGITS, route, mm_route_logits)                                                                  \

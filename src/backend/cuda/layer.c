@@ -83,7 +83,7 @@ static void choose_decode(const mm_backend_layer *layer, const mm_cuda_matrix *m
     *form = f;
 }
 
-static mm_kernel portable_tile(bool l1, uint32_t format) {
+mm_kernel mm_cuda_portable_tile(bool l1, uint32_t format) {
     switch ((mm_format)format) {
     case MM_NVFP4: return l1 ? MM_TILE_L1_NVFP4 : MM_TILE_L2_NVFP4;
     case MM_MXFP4: return l1 ? MM_TILE_L1_MXFP4 : MM_TILE_L2_MXFP4;
@@ -118,7 +118,7 @@ static void choose_kernels(mm_backend_layer *layer, const mm_cuda_expert *expert
         const uint32_t k = l2 ? shape->intermediate : shape->hidden, n = l2 ? shape->hidden : shape->intermediate;
         layer->decode[l2].kernel = layer->mid[l2] = layer->wide[l2] = MM_KERNEL_COUNT;
         if (layer->weights->expert_count == 0) continue;
-        layer->tile[l2] = portable_tile(!l2, m->format);
+        layer->tile[l2] = mm_cuda_portable_tile(!l2, m->format);
         layer->scale_row_bytes[l2] = (uint32_t)m->scale_row_bytes;
         if (!copyable) continue;
         choose_decode(layer, m, !l2, k, &layer->decode[l2]);
@@ -263,6 +263,8 @@ static megamoe_status check_experts(const mm_backend_layer *layer, const mm_cuda
         if (status == MEGAMOE_OK) status = check_matrix(&experts[i].down, "down");
         if (status == MEGAMOE_OK && experts[i].up.format != experts[i < layer->weights->expert_count ? 0 : i].up.format)
             status = mm_fail(MEGAMOE_UNSUPPORTED_MODEL, "its format differs from expert 0's");
+        if (status == MEGAMOE_OK && experts[i].gate.codes && experts[i].gate.scale_f32 != experts[i].up.scale_f32)
+            status = mm_fail(MEGAMOE_UNSUPPORTED_MODEL, "gate and up have scales of different types");
         if (status != MEGAMOE_OK) return mm_fail_in(status, "%s %u", of, i);
     }
     return MEGAMOE_OK;
@@ -352,7 +354,7 @@ static megamoe_status create(mm_backend_layer *layer, bool on_device, const mega
         choose_kernels(layer, experts);
         if (w->shared) {
             const uint32_t format = experts[w->expert_count].up.format;
-            layer->shared_tile[0] = portable_tile(true, format), layer->shared_tile[1] = portable_tile(false, format);
+            layer->shared_tile[0] = mm_cuda_portable_tile(true, format), layer->shared_tile[1] = mm_cuda_portable_tile(false, format);
         }
         status = create_maps(layer, experts);
     }

@@ -94,7 +94,7 @@ static uint64_t scale_rows(const mm_matrix *m) {
     return m->format == MM_FP8 ? (m->rows + m->block_rows - 1) / m->block_rows : m->rows;
 }
 
-static mm_cuda_matrix matrix_borrow(const mm_matrix *m) {
+mm_cuda_matrix mm_cuda_matrix_borrow(const mm_matrix *m) {
     return (mm_cuda_matrix){.codes = m->codes, .scales = m->scales, .bias = m->bias, .row_bytes = m->row_bytes,
                             .scale_row_bytes = m->scale_row_bytes, .bias_stride = m->bias_stride, .format = m->format,
                             .scale_f32 = m->scale_dtype == MEGAMOE_F32, .bias_f32 = m->bias_dtype == MEGAMOE_F32,
@@ -102,7 +102,7 @@ static mm_cuda_matrix matrix_borrow(const mm_matrix *m) {
 }
 
 static megamoe_status matrix_upload(uploader *up, const mm_matrix *m, mm_cuda_matrix *out) {
-    *out = matrix_borrow(m);
+    *out = mm_cuda_matrix_borrow(m);
     if (!m->codes) return MEGAMOE_OK;
     out->row_bytes = code_row_bytes(m);
     out->scale_row_bytes = scale_row_bytes(m);
@@ -153,9 +153,9 @@ static void borrow_all(mm_backend_layer *layer, mm_cuda_expert *experts) {
     const mm_layer_weights *w = layer->weights;
     for (uint32_t i = 0; i < w->expert_count + (w->shared ? 1u : 0u); i++) {
         const mm_expert *e = i < w->expert_count ? &w->experts[i] : w->shared;
-        experts[i].gate = matrix_borrow(&e->gate);
-        experts[i].up = matrix_borrow(&e->up);
-        experts[i].down = matrix_borrow(&e->down);
+        experts[i].gate = mm_cuda_matrix_borrow(&e->gate);
+        experts[i].up = mm_cuda_matrix_borrow(&e->up);
+        experts[i].down = mm_cuda_matrix_borrow(&e->down);
     }
     memcpy(&layer->router_weight, &w->router.weight, sizeof layer->router_weight);
     memcpy(&layer->router_bias, &w->router.bias, sizeof layer->router_bias);

@@ -241,3 +241,20 @@ extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_place(cons
     plan_count(p, run, NULL, counts, totals);
     plan_place(p, run, NULL, counts, p.block_counts + blockIdx.x * p.expert_count);
 }
+
+/* The plan of rows that are sorted already: ends [group_count] are cumulative, clipped to row_count. One block. */
+extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1)
+    mm_plan_groups(const int32_t *ends, uint32_t group_count, uint32_t row_count, mm_cuda_plan *plan, mm_cuda_entry *entries) {
+    uint64_t total = 0;
+    for (uint32_t base = 0; base < group_count; base += PLAN_THREADS) {
+        const uint32_t g = base + threadIdx.x;
+        const int limit = (int)row_count, begin = g && g < group_count ? min(max(ends[g - 1], 0), limit) : 0;
+        const int rows = g < group_count ? max(min(ends[g], limit) - begin, 0) : 0;
+        const uint32_t count = (rows + MM_CUDA_MID_ROWS - 1) / MM_CUDA_MID_ROWS, at = (uint32_t)plan_block_scan(count, &total);
+        for (uint32_t i = 0; i < count; i++) {
+            const int row = (int)i * MM_CUDA_MID_ROWS;
+            entries[at + i] = {begin + row, min(rows - row, (int)MM_CUDA_MID_ROWS), (int32_t)g, 0};
+        }
+    }
+    if (threadIdx.x == 0) plan->count[MM_CUDA_LIST_MID] = (int32_t)total;
+}

@@ -44,6 +44,18 @@ MM_DEVICE float mm_rcp(float a) {
     return d;
 }
 
+/* 9.7.3.11 min and max that let NaN through */
+MM_DEVICE float mm_min_nan(float a, float b) {
+    float d;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+    return d;
+}
+MM_DEVICE float mm_max_nan(float a, float b) {
+    float d;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+    return d;
+}
+
 /* 9.7.15.5.8 mma.m16n8k16, BF16 operands, fp32 accumulators */
 MM_DEVICE void mm_mma_m16n8k16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                uint32_t b1) {
@@ -175,14 +187,14 @@ MM_DEVICE void mm_tensor_load_2d(uint32_t dst, const void *map, int32_t x, int32
                  : "memory");
 }
 
-/* 9.7.19.5 setmaxnreg. On the family targets (sm_100f, sm_120f) ptxas ignores it: there warps keep what they were launched with. */
+/* 9.7.19.5 setmaxnreg. On sm_120 ptxas ignores it: there warps keep what they were launched with. */
 template <int COUNT> MM_DEVICE void mm_setmaxnreg_dec(void) {
-#if __CUDA_ARCH__ == 900
+#if __CUDA_ARCH__ < 1200
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 #endif
 }
 template <int COUNT> MM_DEVICE void mm_setmaxnreg_inc(void) {
-#if __CUDA_ARCH__ == 900
+#if __CUDA_ARCH__ < 1200
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 #endif
 }

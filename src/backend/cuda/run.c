@@ -21,8 +21,9 @@ enum {
     DECODE_ONLY_TOKENS = 64,
     MID_ONLY_TOKENS = 1024,
     DECODE_THREADS = 640,
-    DECODE_WEIGHT_LIGHT = 4, /* cost of a light item to a heavy one: measured, flat between 3:4 and 5:6 */
-    DECODE_WEIGHT_HEAVY = 5,
+    DECODE_WEIGHT_LIGHT = 10, /* cost of a light item to a heavy one of two passes and of one; measured at 512 tokens */
+    DECODE_WEIGHT_HEAVY = 13,
+    DECODE_WEIGHT_HEAVY_ONE_PASS = 11,
     NATIVE_THREADS = 384,
     MID_SHARED = 3 * (64 * 512 + 256 * 128) + 1024,
     WIDE_SHARED = 4 * (160 * 256 + 256 * 64) + 1024,
@@ -199,8 +200,9 @@ static megamoe_status run_decode(run *r, int l2, mm_cuda_gemm_args args) {
     args.scratch = r->s.partials;
     args.slot_count = form->slot_count, args.slot_bytes = form->slot_bytes;
     args.code_pitch = form->code_pitch, args.scale_pitch = form->scale_pitch;
-    args.weight_light = DECODE_WEIGHT_LIGHT, args.weight_heavy = DECODE_WEIGHT_HEAVY;
-    args.next_items = l2 ? 0 : r->layer->decode[1].slot_count;
+    args.weight_light = DECODE_WEIGHT_LIGHT;
+    args.weight_heavy = form->passes == 2 ? DECODE_WEIGHT_HEAVY : DECODE_WEIGHT_HEAVY_ONE_PASS;
+    args.next_items = l2 ? 0 : r->layer->decode[1].slot_count, args.next_weight_heavy = DECODE_WEIGHT_HEAVY_ONE_PASS;
     return launch(r, form->kernel, how, arguments);
 }
 

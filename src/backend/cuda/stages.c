@@ -23,8 +23,7 @@ static megamoe_status to_device(const mm_backend_state *state, CUstream stream, 
                             "copying a batch to the GPU");
 }
 
-/* Plain host memory, of which the driver knows nothing. Pinned and managed memory count as the device's. */
-static bool is_host(const mm_backend_state *state, const void *p) {
+bool mm_cuda_is_host(const mm_backend_state *state, const void *p) {
     CUpointer_attribute which = CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
     unsigned type = 0;
     void *into = &type;
@@ -251,7 +250,7 @@ static megamoe_status write_stages(mm_backend_layer *layer, const megamoe_batch 
 static megamoe_status run_entered(mm_backend_layer *layer, const megamoe_batch *batch, const megamoe_stages *stages,
                                   uint32_t *written, void *stream) {
     mm_backend_state *state = layer->state;
-    const bool host = batch->token_count > 0 && is_host(state, batch->hidden);
+    const bool host = batch->token_count > 0 && mm_cuda_is_host(state, batch->hidden);
     megamoe_batch device = *batch;
     uint32_t done = 0;
     mm_scratch s;

@@ -45,6 +45,7 @@ struct mm_backend_state {
     mm_kernels kernels;
     mm_block *scratch_blocks; /* grown ones are kept: captured graphs may use them */
     mm_scratch scratch;
+    mm_block *single_blocks;  /* of grouped_gemm */
     uint64_t device_bytes, host_bytes;
 };
 
@@ -91,7 +92,9 @@ void mm_blocks_free(mm_backend_state *state, mm_block **chain);
 /* load.c */
 megamoe_status mm_cuda_weights_load(mm_backend_layer *layer, bool on_device, const megamoe_layer_options *options,
                                     mm_cuda_expert *experts /* [expert_count + 1]: host copies, the shared one last */);
+mm_cuda_matrix mm_cuda_matrix_borrow(const mm_matrix *matrix);
 /* layer.c */
+mm_kernel mm_cuda_portable_tile(bool l1, uint32_t format);
 megamoe_status mm_cuda_layer_create(mm_backend_state *state, const mm_layer_weights *weights, bool weights_on_device,
                                     const megamoe_layer_options *options, mm_backend_layer **layer);
 void mm_cuda_layer_close(mm_backend_layer *layer);
@@ -108,7 +111,17 @@ megamoe_status mm_tokens_map(const mm_driver *driver, const uint16_t *rows, uint
                              CUtensorMap *map);
 megamoe_status mm_cuda_stage_launch(const mm_backend_state *state, const mm_cuda_stage_args *args, uint32_t rows_max,
                                     bool after_start, CUstream stream);
+/* single.c */
+megamoe_status mm_cuda_quantize(mm_backend_state *state, const megamoe_tensor *values, const float *global,
+                                megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals, void *stream);
+megamoe_status mm_cuda_dequantize(mm_backend_state *state, const megamoe_tensor *codes, const megamoe_tensor *scales,
+                                  const megamoe_tensor *globals, megamoe_tensor *values, void *stream);
+megamoe_status mm_cuda_grouped_gemm(mm_backend_state *state, const megamoe_tensor *rows, const megamoe_tensor *row_scales,
+                                    const mm_matrix *matrices, const int32_t *offsets, uint32_t group_count,
+                                    megamoe_tensor *output, void *stream);
 /* stages.c */
+/* Plain host memory, of which the driver knows nothing. Pinned and managed memory count as the device's. */
+bool mm_cuda_is_host(const mm_backend_state *state, const void *p);
 megamoe_status mm_cuda_run(mm_backend_layer *layer, const megamoe_batch *batch, const megamoe_stages *given,
                            const megamoe_stages *stages, uint32_t *written, void *stream);
 

@@ -215,7 +215,7 @@ MM_DEVICE void tile_run(const mm_cuda_gemm_args &p, const tile_work &work, uint3
     const bool second = in_tile >= 8;
     const mm_cuda_matrix *m = L1 ? (second ? &e->up : &e->gate) : &e->down;
     const uint32_t row = L1 ? work.block * (TILE_ROWS / 2) + shared_row / 16 * 8 + (in_tile & 7) : work.block * TILE_ROWS + shared_row;
-    const bool absent = L1 && !second && !p.gated, promote = FORMAT == MM_FP8 && m->scale_f32;
+    const bool absent = L1 && !second && !p.gated, promote = FORMAT == MM_FP8 && (L1 ? e->up : e->down).scale_f32;
     const int chunks = ((int)p.k + 127) / 128;
     float sum[2][4][4] = {};
     tile_fetch<FORMAT> f;

@@ -4,6 +4,7 @@
  * kernels of this folder have passed their self-check on this very GPU, the routed experts run here, and
  * otherwise there.
  */
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,8 @@ struct sm100_device {
     struct sm100_machine machine;
     uint32_t max_tokens, sm_budget;
     bool trusted; /* the self-check passed */
+    megamoe_log log;
+    void *log_context;
 };
 
 struct sm100_layer {
@@ -58,11 +61,10 @@ static megamoe_status probe(uint32_t ordinal) {
         result = driver->device_attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
     MM_TRY(mm_driver_status(driver, result, "reading a GPU attribute"));
     if (major == 10 && (minor == 0 || minor == 3)) return MEGAMOE_OK;
-    return mm_fail(
-        MEGAMOE_UNSUPPORTED_DEVICE,
-        "backend sm100 needs compute capability 10.0 or 10.3 (image sm_100f); GPU %u has %d.%d: use "
-        "--backend cuda",
-        ordinal, major, minor);
+    return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE,
+                   "backend sm100 needs compute capability 10.0 or 10.3 (image sm_100f); GPU %u has %d.%d: use "
+                   "--backend cuda",
+                   ordinal, major, minor);
 }
 
 /* Once per process and GPU: the kernels do not change, and neither does the answer. */
@@ -84,18 +86,23 @@ static megamoe_status self_check(struct sm100_device *d) {
     return mm_fail(known[ordinal].status, "%s", known[ordinal].sentence);
 }
 
-/* An explicit wish for sm100 that cannot be fulfilled is an error; otherwise the portable path, and a
- * warning. */
-static megamoe_status decide_trust(struct sm100_device *d, const megamoe_device_options *options) {
+static void warn(const struct sm100_device *d, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void warn(const struct sm100_device *d, const char *format, ...) {
+    char sentence[640];
+    va_list arguments;
+    if (!d->log) return;
+    va_start(arguments, format);
+    vsnprintf(sentence, sizeof sentence, format, arguments);
+    va_end(arguments);
+    d->log(d->log_context, 1, sentence);
+}
+
+/* An explicit wish for sm100 that cannot be fulfilled is an error; otherwise the portable path, and a warning. */
+static megamoe_status decide_trust(struct sm100_device *d, megamoe_backend wanted) {
     megamoe_status status = self_check(d);
     d->trusted = status == MEGAMOE_OK;
-    if (status == MEGAMOE_OK || options->backend == MEGAMOE_SM100) return status;
-    if (options->log) {
-        char warning[640];
-        snprintf(warning, sizeof warning, "the portable kernels are used instead of sm100's: %s",
-                 megamoe_error_message());
-        options->log(options->log_context, 1, warning);
-    }
+    if (d->trusted || wanted == MEGAMOE_SM100) return status;
+    warn(d, "the portable kernels are used instead of sm100's: %s", megamoe_error_message());
     return MEGAMOE_OK;
 }
 
@@ -112,9 +119,11 @@ static megamoe_status open_device(const megamoe_device_options *options, mm_back
     if (!d) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a GPU device");
     d->max_tokens = options->max_tokens;
     d->sm_budget = options->sm_budget;
+    d->log = options->log;
+    d->log_context = options->log_context;
     megamoe_status status = mm_backend_cuda_portable.open(options, &d->portable);
     if (status == MEGAMOE_OK) status = mm_sm100_gpu_open(d->portable, &d->gpu, &d->machine);
-    if (status == MEGAMOE_OK) status = decide_trust(d, options);
+    if (status == MEGAMOE_OK) status = decide_trust(d, options->backend);
     if (status == MEGAMOE_OK)
         *state = (mm_backend_state *)(uintptr_t)d;
     else
@@ -125,9 +134,9 @@ static megamoe_status open_device(const megamoe_device_options *options, mm_back
 static void describe(const mm_backend_state *state, mm_device_facts *facts) {
     const struct sm100_device *d = device_of(state);
     mm_backend_cuda_portable.describe(d->portable, facts);
-    snprintf(facts->description, sizeof facts->description, "sm100%s (GPU %u: %.72s, %u multiprocessors)",
-             d->trusted ? "" : ", not trusted: portable kernels", d->portable->gpu.ordinal,
-             d->portable->gpu.name, d->portable->sm_count);
+    snprintf(facts->description, sizeof facts->description, "sm100%s (GPU %u: %.40s, %u multiprocessors)",
+             d->trusted ? "" : ", not trusted: portable kernels", d->portable->gpu.ordinal, d->portable->gpu.name,
+             d->portable->sm_count);
     facts->device_bytes += d->gpu.bytes;
 }
 
@@ -151,8 +160,7 @@ static void layer_close(mm_backend_layer *layer) {
 }
 
 static bool runs_here(const struct sm100_device *d, const mm_layer_weights *w, bool on_device) {
-    bool fp4 =
-        w->expert_count > 0 && (w->experts[0].up.format == MM_NVFP4 || w->experts[0].up.format == MM_MXFP4);
+    bool fp4 = w->expert_count > 0 && (w->experts[0].up.format == MM_NVFP4 || w->experts[0].up.format == MM_MXFP4);
     return d->trusted && fp4 && !on_device && w->activations == MEGAMOE_ACTIVATIONS_NVFP4;
 }
 
@@ -179,8 +187,12 @@ static megamoe_status open_moe(struct sm100_layer *l) {
     struct mm_mega_moe_weights weights;
     struct mm_mega_moe_loss loss;
     MM_TRY(mm_transform_nvfp4_weights_for_mega_moe(machine, w->experts, w->expert_count,
-                                                   w->intermediate_mode == MEGAMOE_GLOBAL_STATIC, &weights,
-                                                   &loss));
+                                                   w->intermediate_mode == MEGAMOE_GLOBAL_STATIC, &weights, &loss));
+    if (loss.values)
+        warn(l->device,
+             "%llu MXFP4 values are too small beside others of their matrix for NVFP4 and were rounded; the "
+             "first are in loaded expert %u",
+             (unsigned long long)loss.values, loss.expert);
     megamoe_status status = mm_mega_moe_open(machine, &shape, &weights, w->local_index, &l->moe);
     if (status != MEGAMOE_OK) mm_mega_moe_weights_free(machine, &weights);
     return status;
@@ -207,8 +219,8 @@ static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weigh
     megamoe_status status = MEGAMOE_OK;
     if (runs_here(l->device, weights, on_device)) status = keep_others(l);
     if (status == MEGAMOE_OK)
-        status = mm_backend_cuda_portable.layer_create(l->device->portable, &l->others, on_device, options,
-                                                       &l->portable);
+        status =
+            mm_backend_cuda_portable.layer_create(l->device->portable, &l->others, on_device, options, &l->portable);
     if (status == MEGAMOE_OK)
         *layer = (mm_backend_layer *)(uintptr_t)l;
     else
@@ -218,19 +230,10 @@ static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weigh
 
 /* ---- run ---- */
 
-/* Plain host memory, of which the driver knows nothing. */
-static bool is_host(const struct sm100_layer *l, const void *p) {
-    unsigned type = 0;
-    const mm_driver *driver = l->device->portable->driver;
-    return driver->pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)(uintptr_t)p) !=
-           CUDA_SUCCESS;
-}
-
 /* What the portable part of the run (router, shared expert) left in its scratch, as the kernels here take it.
  */
 static struct mm_mega_moe_batch batch_of(const struct sm100_layer *l, const megamoe_batch *batch, bool host) {
-    struct mm_mega_moe_batch b = {.token_count = batch->token_count,
-                                  .hidden_f32 = batch->hidden_dtype == MEGAMOE_F32};
+    struct mm_mega_moe_batch b = {.token_count = batch->token_count, .hidden_f32 = batch->hidden_dtype == MEGAMOE_F32};
     mm_scratch s;
     mm_cuda_scratch(l->portable, &s);
     b.hidden = host ? (const void *)s.hidden : batch->hidden;
@@ -241,8 +244,8 @@ static struct mm_mega_moe_batch batch_of(const struct sm100_layer *l, const mega
     return b;
 }
 
-static megamoe_status run_stages(struct sm100_layer *l, const megamoe_stages *stages,
-                                 struct mm_mega_moe_batch *b, uint32_t *written, void *stream) {
+static megamoe_status run_stages(struct sm100_layer *l, const megamoe_stages *stages, struct mm_mega_moe_batch *b,
+                                 uint32_t *written, void *stream) {
     megamoe_status status = mm_sm100_stages_open(l->moe, b);
     if (status == MEGAMOE_OK) status = mm_nvfp4_mega_moe_full(l->moe, b, stream);
     if (status == MEGAMOE_OK) status = mm_mega_moe_check(l->moe);
@@ -251,9 +254,9 @@ static megamoe_status run_stages(struct sm100_layer *l, const megamoe_stages *st
     return status;
 }
 
-static megamoe_status run_here(struct sm100_layer *l, const megamoe_batch *batch,
-                               const megamoe_stages *stages, uint32_t *written, void *stream) {
-    bool host = is_host(l, batch->hidden);
+static megamoe_status run_here(struct sm100_layer *l, const megamoe_batch *batch, const megamoe_stages *stages,
+                               uint32_t *written, void *stream) {
+    bool host = mm_cuda_is_host(l->device->portable, batch->hidden);
     uint32_t theirs = 0, ours = 0;
     if (host) stream = l->device->portable->stream;
     MM_TRY(mm_backend_cuda_portable.run(l->portable, batch, NULL, stages, &theirs, stream));
@@ -265,8 +268,7 @@ static megamoe_status run_here(struct sm100_layer *l, const megamoe_batch *batch
     if (host)
         MM_TRY(l->device->machine.copy_out(l->device->machine.context, batch->output, b.output,
                                            (size_t)batch->token_count * l->weights->shape.hidden * 2));
-    if (written)
-        *written = ours | (theirs & (MM_STAGE_IDS | MM_STAGE_WEIGHTS | MM_STAGE_LOGITS | MM_STAGE_SHARED));
+    if (written) *written = ours | (theirs & (MM_STAGE_IDS | MM_STAGE_WEIGHTS | MM_STAGE_LOGITS | MM_STAGE_SHARED));
     return MEGAMOE_OK;
 }
 
@@ -280,8 +282,7 @@ static megamoe_status run(mm_backend_layer *layer, const megamoe_batch *batch, c
 
 static megamoe_status route(mm_backend_layer *layer, const megamoe_batch *batch, int32_t *expert_ids,
                             float *expert_weights, void *stream) {
-    return mm_backend_cuda_portable.route(layer_of(layer)->portable, batch, expert_ids, expert_weights,
-                                          stream);
+    return mm_backend_cuda_portable.route(layer_of(layer)->portable, batch, expert_ids, expert_weights, stream);
 }
 
 static megamoe_status counters(mm_backend_layer *layer, megamoe_counters *out, uint64_t *tokens_per_expert) {

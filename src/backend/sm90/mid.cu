@@ -4,7 +4,7 @@
  */
 #include "backend/sm90/tile.cuh"
 
-using shape = tile_shape<64, 2, 3>;
+using shape = tile_shape<64, 2, 3, 32>;
 
 #define TILE_KERNEL(name, l1, mx)                                                                                      \
     extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1)                                                     \

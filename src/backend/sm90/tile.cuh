@@ -7,7 +7,7 @@
  * rows r and r + 128 (L2). A stage is GROUPS 128-groups of K; scales are read from global memory one stage ahead, since
  * tensor boxes of 16-byte rows cost a request per row.
  *
- * A word of codes per lane and row is a batch: convert, fence, two wgmma, commit, and wait for the batch before. All
+ * A word of codes per lane and row (or two) is a batch: convert, fence, wgmma, commit, and wait for the batch before. All
  * N accumulate K in the same order, so a token's bits do not depend on N.
  */
 #ifndef MM_SM90_TILE_CUH
@@ -29,8 +29,9 @@ enum {
 };
 
 /* Where a stage's parts lie; the shape of a kernel instance. */
-template <int N_MAX, int GROUPS, int STAGES> struct tile_shape {
+template <int N_MAX, int GROUPS, int STAGES, int LONG_BATCH> struct tile_shape {
     static constexpr int n_max = N_MAX, groups = GROUPS, stages = STAGES;
+    static constexpr int long_batch = LONG_BATCH; /* widths up to which a batch is two words */
     static constexpr uint32_t token_bytes = N_MAX * 256 * GROUPS, code_bytes = TILE_ROWS * 64 * GROUPS;
     static constexpr uint32_t stage_bytes = token_bytes + code_bytes;
     static_assert(stage_bytes % 1024 == 0, "swizzled token tiles must begin at a multiple of 1024 bytes");
@@ -79,15 +80,27 @@ template <bool L1, bool MX, int GROUPS> struct tile_scales {
     }
 };
 
-/* The two rows of a lane's word: four k16-steps' worth of A fragments, two wgmma. */
-template <int N>
-MM_DEVICE void tile_batch(float (&sum)[N / 2], uint32_t q0, uint32_t q1, uint32_t s0, uint32_t s1, uint32_t descriptor) {
-    uint32_t low[4], high[4];
-    mm_codes_convert(q0, s0, low);
-    mm_codes_convert(q1, s1, high);
+/*
+ * One batch of WORDS words of a lane's two rows, 2 wgmma each. Narrow tiles take two words: their wgmma are short, and it is
+ * the fence and the wait that would be paid per word.
+ */
+template <int N, int WORDS>
+MM_DEVICE void tile_batch(float (&sum)[N / 2], const uint4 &a, const uint4 &b, const uint2 &s0, const uint2 &s1, int first,
+                          uint32_t tokens) {
+    uint32_t low[WORDS][4], high[WORDS][4];
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) {
+        const int i = first + j;
+        mm_codes_convert(i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w, i < 2 ? s0.x : s0.y, low[j]);
+        mm_codes_convert(i == 0 ? b.x : i == 1 ? b.y : i == 2 ? b.z : b.w, i < 2 ? s1.x : s1.y, high[j]);
+    }
     mm_wgmma_fence();
-    mm_wgmma<N>::m64k16(sum, low[0], high[0], low[1], high[1], mm_wgmma_descriptor(descriptor));
-    mm_wgmma<N>::m64k16(sum, low[2], high[2], low[3], high[3], mm_wgmma_descriptor(descriptor + 2));
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) {
+        const uint32_t at = tokens + (((first + j) >> 1) * (N * 128) + ((first + j) & 1) * 64) / 16;
+        mm_wgmma<N>::m64k16(sum, low[j][0], high[j][0], low[j][1], high[j][1], mm_wgmma_descriptor(at));
+        mm_wgmma<N>::m64k16(sum, low[j][2], high[j][2], low[j][3], high[j][3], mm_wgmma_descriptor(at + 2));
+    }
     mm_wgmma_commit();
     mm_wgmma_wait<1>();
 }
@@ -121,7 +134,7 @@ MM_DEVICE void tile_store(const mm_cuda_gemm_args &p, const tile_work &work, con
 template <bool L1, bool MX, int N, class SHAPE>
 MM_DEVICE void tile_consume(const mm_cuda_gemm_args &p, int index, uint32_t shared, uint32_t full, uint32_t empty,
                             uint32_t &done) {
-    constexpr int GROUPS = SHAPE::groups;
+    constexpr int GROUPS = SHAPE::groups, WORDS = N <= SHAPE::long_batch ? 2 : 1;
     const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
     const int lane_row = group * (32 * TILE_SUBTILES) + warp * 8 + g;
     const int stages = ((int)p.k + 128 * GROUPS - 1) / (128 * GROUPS);
@@ -160,13 +173,10 @@ MM_DEVICE void tile_consume(const mm_cuda_gemm_args &p, int index, uint32_t shar
                     s[m][h] = mm_group_scales<MX>(bytes[m][h][q]);
                 }
 #pragma unroll
-            for (int i = 0; i < 4; i++)
+            for (int i = 0; i < 4; i += WORDS)
 #pragma unroll
                 for (int m = 0; m < TILE_SUBTILES; m++) {
-                    const uint4 a = w[m][0], b = w[m][1];
-                    tile_batch<N>(sum[m], i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w,
-                                  i == 0 ? b.x : i == 1 ? b.y : i == 2 ? b.z : b.w, i < 2 ? s[m][0].x : s[m][0].y,
-                                  i < 2 ? s[m][1].x : s[m][1].y, tokens + ((i >> 1) * (N * 128) + (i & 1) * 64) / 16);
+                    tile_batch<N, WORDS>(sum[m], w[m][0], w[m][1], s[m][0], s[m][1], i, tokens);
                     /* The wait inside the batch proved that the stage before is no longer read. */
                     if (q == 0 && i == 0 && m == 0 && stage > 0 && elected) mm_mbarrier_arrive(empty + before * 8);
                 }

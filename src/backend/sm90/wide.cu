@@ -4,7 +4,7 @@
  */
 #include "backend/sm90/tile.cuh"
 
-using shape = tile_shape<160, 1, 4>;
+using shape = tile_shape<160, 1, 4, 0>;
 
 #define TILE_KERNEL(name, l1, mx)                                                                                      \
     extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1)                                                     \

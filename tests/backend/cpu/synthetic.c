@@ -6,6 +6,12 @@
 
 #include "numerics/bf16.h"
 
+/* LLVM's OpenMP runtime keeps its threads' memory until the end; a leak sanitizer asks this function about it. */
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void) {
+    return "leak:libomp";
+}
+
 enum { PADDING = 24 }; /* bytes behind each row of codes and of scales */
 
 void *synthetic_block(synthetic *made, size_t bytes) {
@@ -47,11 +53,9 @@ static void fill_four_bit(synthetic *made, mm_matrix *m, bool whole) {
     uint8_t *codes = synthetic_block(made, m->rows * m->row_bytes);
     uint8_t *scales = synthetic_block(made, m->rows * m->scale_row_bytes);
     memset(codes, 0x7F, m->rows * m->row_bytes);
-    memset(scales, m->format == MM_NVFP4 ? 0x7F : 0xFF,
-           m->rows * m->scale_row_bytes); /* NaN, if it is read */
+    memset(scales, m->format == MM_NVFP4 ? 0x7F : 0xFF, m->rows * m->scale_row_bytes); /* NaN, if it is read */
     for (uint32_t n = 0; n < m->rows; n++) {
-        for (uint32_t k = 0; k < m->columns / 2; k++)
-            codes[n * m->row_bytes + k] = (uint8_t)synthetic_random(made);
+        for (uint32_t k = 0; k < m->columns / 2; k++) codes[n * m->row_bytes + k] = (uint8_t)synthetic_random(made);
         for (uint32_t k = 0; k < m->columns; k += group) {
             uint32_t bits = synthetic_random(made);
             uint8_t scale = (uint8_t)(m->format == MM_NVFP4 ? 0x20 + bits % 48 : 120 + bits % 6);
@@ -70,8 +74,7 @@ static void fill_bf16(synthetic *made, mm_matrix *m, bool whole) {
     memset(codes, 0x7F, m->rows * m->row_bytes);
     for (uint32_t n = 0; n < m->rows; n++)
         for (uint32_t k = 0; k < m->columns; k++) {
-            float value =
-                whole ? (float)(int)(synthetic_random(made) % 25) - 12.0f : 0.03f * synthetic_normal(made);
+            float value = whole ? (float)(int)(synthetic_random(made) % 25) - 12.0f : 0.03f * synthetic_normal(made);
             uint16_t bits = mm_bf16_from_f32(value);
             memcpy(codes + n * m->row_bytes + 2 * (size_t)k, &bits, sizeof bits);
         }
@@ -143,8 +146,7 @@ static mm_expert make_expert(synthetic *made, const synthetic_spec *spec, mm_for
                    .intermediate_global = spec->whole_numbers ? 1.0f : 0.0005f * (1.0f + uniform(made))};
     bool whole = spec->whole_numbers;
     if (!spec->relu2)
-        e.gate =
-            synthetic_matrix(made, format, spec->fp8_scale_dtype, spec->intermediate, spec->hidden, whole);
+        e.gate = synthetic_matrix(made, format, spec->fp8_scale_dtype, spec->intermediate, spec->hidden, whole);
     e.up = synthetic_matrix(made, format, spec->fp8_scale_dtype, spec->intermediate, spec->hidden, whole);
     e.down = synthetic_matrix(made, format, spec->fp8_scale_dtype, spec->hidden, spec->intermediate, whole);
     if (!spec->relu2) add_bias(made, spec, &e.gate);
@@ -220,8 +222,7 @@ void synthetic_make(const synthetic_spec *spec, synthetic *made) {
 void synthetic_tokens(synthetic *made, uint32_t tokens, uint32_t columns, bool whole, uint16_t *hidden) {
     for (size_t i = 0; i < (size_t)tokens * columns; i++) {
         float value = whole ? (float)(int)(synthetic_random(made) % 7) - 3.0f : synthetic_normal(made);
-        if (!whole && synthetic_random(made) % 97 == 0)
-            value *= 20.0f; /* outliers, as real activations have */
+        if (!whole && synthetic_random(made) % 97 == 0) value *= 20.0f; /* outliers, as real activations have */
         hidden[i] = mm_bf16_from_f32(value);
     }
 }

@@ -43,12 +43,10 @@ typedef struct rig {
     mm_backend_layer *layer;
 } rig;
 
-static rig rig_open(const mm_backend *backend, const mm_layer_weights *weights, uint32_t threads,
-                    uint32_t max_tokens, bool invariant) {
-    megamoe_device_options options = {.struct_size = sizeof options,
-                                      .threads = threads,
-                                      .max_tokens = max_tokens,
-                                      .batch_invariant = invariant};
+static rig rig_open(const mm_backend *backend, const mm_layer_weights *weights, uint32_t threads, uint32_t max_tokens,
+                    bool invariant) {
+    megamoe_device_options options = {
+        .struct_size = sizeof options, .threads = threads, .max_tokens = max_tokens, .batch_invariant = invariant};
     megamoe_layer_options layer_options = {.struct_size = sizeof layer_options};
     rig r = {.backend = backend};
     assert_int_equal(backend->open(&options, &r.state), MEGAMOE_OK);
@@ -68,9 +66,8 @@ enum { STAGES = 17 };
 static megamoe_stages stages_make(synthetic *owner, const megamoe_shape *s, size_t tokens, uint8_t poison) {
     size_t h = s->hidden, i = s->intermediate, k = s->experts_per_token;
     size_t e = s->expert_count;
-    size_t bytes[STAGES] = {4 * k,     4 * k,     h / 2,      h / 16,    4,         8 * k * i,
-                            2 * k * i, k * i / 2, k * i / 16, 4 * k,     4 * k * h, 4 * h,
-                            2 * h,     4 * e,     8 * k * i,  4 * k * h, 4 * e};
+    size_t bytes[STAGES] = {4 * k, 4 * k,     h / 2, h / 16, 4,     8 * k * i, 2 * k * i, k * i / 2, k * i / 16,
+                            4 * k, 4 * k * h, 4 * h, 2 * h,  4 * e, 8 * k * i, 4 * k * h, 4 * e};
     megamoe_stages m = {.struct_size = sizeof m};
     void **fields[STAGES] = {(void **)&m.expert_ids,
                              (void **)&m.expert_weights,
@@ -108,8 +105,7 @@ static double relative_error(const float *got, const float *expected, size_t cou
     return worst / sqrt(power / (double)count);
 }
 
-static void assert_close(const char *stage, const float *got, const float *expected, size_t count,
-                         double bound) {
+static void assert_close(const char *stage, const float *got, const float *expected, size_t count, double bound) {
     double error = relative_error(got, expected, count);
     if (!(error <= bound)) fail_msg("%s: error %g of the rms, allowed %g", stage, error, bound);
 }
@@ -127,8 +123,8 @@ static void assert_within(const sums *s, size_t count) {
         double difference = fabs((double)s->got[i] - (double)s->expected[i]);
         double allowed = bound * (double)s->magnitude[i] + 2.0 * unit * fabs((double)s->expected[i]);
         if (!(difference <= allowed))
-            fail_msg("%s[%zu]: %g instead of %g, allowed %g", s->stage, i, (double)s->got[i],
-                     (double)s->expected[i], allowed);
+            fail_msg("%s[%zu]: %g instead of %g, allowed %g", s->stage, i, (double)s->got[i], (double)s->expected[i],
+                     allowed);
     }
 }
 
@@ -153,8 +149,7 @@ static void assert_outputs_close(const uint16_t *got, const uint16_t *expected, 
 
 /* ---- stage by stage ---- */
 
-static void random_routing(synthetic *made, const megamoe_shape *s, uint32_t tokens, int32_t *ids,
-                           float *weights) {
+static void random_routing(synthetic *made, const megamoe_shape *s, uint32_t tokens, int32_t *ids, float *weights) {
     for (uint32_t t = 0; t < tokens; t++)
         for (uint32_t k = 0; k < s->experts_per_token; k++) {
             ids[t * s->experts_per_token + k] =
@@ -218,8 +213,7 @@ static void compare_stages(const synthetic_spec *spec, uint32_t tokens) {
     synthetic_free(&made);
 }
 
-static const synthetic_spec base = {
-    .hidden = 176, .intermediate = 112, .experts = 5, .slots = 3, .format = MM_NVFP4};
+static const synthetic_spec base = {.hidden = 176, .intermediate = 112, .experts = 5, .slots = 3, .format = MM_NVFP4};
 
 static void formats_match_reference(void **unused) {
     static const mm_format formats[] = {MM_NVFP4, MM_MXFP4, MM_BF16, MM_FP8};
@@ -378,8 +372,7 @@ static void invariant_bits_ignore_the_batch(void **unused) {
         spec.intermediate = 48;
         scene_make(&s, &spec, 2100);
         size_t h = spec.hidden, k = spec.slots;
-        static const uint32_t probes[] = {0, 1, 17, 1023, 1024, 1500, 2099},
-                              lengths[] = {1, 2, 5, 16, 64, 257};
+        static const uint32_t probes[] = {0, 1, 17, 1023, 1024, 1500, 2099}, lengths[] = {1, 2, 5, 16, 64, 257};
         rig r = rig_open(&mm_backend_cpu, &s.made.weights, 2, s.tokens, true);
         run_ok(&r, &s.batch);
         memcpy(s.expected, s.output, s.tokens * h * 2);

@@ -50,7 +50,7 @@ static inline mm_matrix made_matrix(made_layer *l, mm_format format, uint32_t ro
     if (format == MM_MXFP4) m.scale_row_bytes = columns / 32, m.scale_dtype = MEGAMOE_E8M0;
     if (format == MM_FP8) {
         m.block_rows = m.block_columns = 128;
-        m.scale_dtype = made_random(&l->seed) % 2 ? MEGAMOE_F32 : MEGAMOE_E8M0;
+        m.scale_dtype = (rows + columns) / 128 % 2 ? MEGAMOE_F32 : MEGAMOE_E8M0; /* alike for gate and up */
         m.scale_row_bytes = (columns + 127) / 128 * (m.scale_dtype == MEGAMOE_F32 ? 4ull : 1ull);
         scale_count = (rows + 127) / 128 * m.scale_row_bytes;
     } else

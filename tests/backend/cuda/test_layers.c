@@ -129,6 +129,7 @@ typedef struct layer_case {
 } layer_case;
 
 static void run_case(const mm_backend *backend, const mm_backend *judge_backend, const layer_case *c) {
+    if (getenv("CASE") && !strstr(c->name, getenv("CASE"))) return;
     made_layer l = {0};
     dump gpu, ref;
     char name[96];
@@ -143,6 +144,7 @@ static void run_case(const mm_backend *backend, const mm_backend *judge_backend,
                            .expert_ids = ids, .expert_weights = weights, .allow_bad_routing = true};
     dump_open(&gpu, &l, c->tokens), dump_open(&ref, &l, c->tokens);
     snprintf(name, sizeof name, "%s %s T=%u", backend->name, c->name, c->tokens);
+    if (getenv("VERBOSE")) printf("%s\n", name);
     megamoe_status status = run_on(backend, &l, &batch, c->invariant, NULL, &gpu);
     if (status == MEGAMOE_OK) {
         megamoe_stages given = gpu.stages;
@@ -186,6 +188,7 @@ static const layer_case small_cases[] = {
     {"2880x2880 gpt-oss", {2880, 2880, 4, 2, 2, MM_MXFP4, 0, BF16, .bias = true, .alpha = 1.702f, .beta = 1.0f, .limit = 7.0f}, 10, 0, 0},
     {"256x256 relu2", {256, 256, 6, 6, 2, MM_NVFP4, 0, BF16, .alpha = 1.0f, .not_gated = true}, 30, 0, 0},
     {"256x256 bf16 experts", {256, 256, 6, 6, 2, MM_BF16, 0, BF16, SILU}, 30, 0, 0},
+    {"384x384 fp8 experts", {384, 384, 6, 6, 2, MM_FP8, 0, BF16, SILU}, 30, 0, 0},
     {"384x256 fp8 experts", {384, 256, 6, 6, 2, MM_FP8, 0, BF16, SILU}, 30, 0, 0},
 };
 

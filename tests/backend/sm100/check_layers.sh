@@ -22,6 +22,7 @@ check "$fixtures/qwen3-compressed-tensors" --tokens 9 --routing-weight before
 check "$work/tiny" --tokens 12 --layer 0
 "$command" synth --shape H=96,I=80,E=3,K=2 "$work/odd"
 check "$work/odd" --tokens 33 --layer 0
+check "$work/odd" --tokens 100 --layer 0 # 67 rows per expert: the large tiles, on pairs of CTAs
 "$command" synth --shape v4-flash --experts 0:2 --layers 1 "$work/flash"
 check "$work/flash" --tokens 5 --layer 0
 "$command" synth --shape v4-pro --experts 0:1 --layers 1 "$work/pro"

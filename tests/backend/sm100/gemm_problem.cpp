@@ -37,8 +37,7 @@ static std::string format(const char *text, ...) {
 
 double nvfp4_matrix::value(uint32_t row, uint32_t column) const {
     const uint32_t byte = codes[(size_t)row * columns / 2 + column / 2];
-    return e2m1_value(byte >> column % 2 * 4 & 15) *
-           e4m3_value(scales[(size_t)row * columns / 16 + column / 16]);
+    return e2m1_value(byte >> column % 2 * 4 & 15) * e4m3_value(scales[(size_t)row * columns / 16 + column / 16]);
 }
 
 uint32_t gemm_problem::random() {
@@ -82,15 +81,12 @@ gemm_problem::gemm_problem(enum sm100_tile_name tile_, const std::vector<uint32_
 void gemm_problem::add_extras() {
     for (uint32_t r = 0; r < row_count; r++) {
         output_rows.push_back(row_count - 1 - r);
-        row_weights.push_back(exact ? power_of_two((int)(random() % 3) - 1)
-                                    : 0.01f * (float)(1 + random() % 100));
+        row_weights.push_back(exact ? power_of_two((int)(random() % 3) - 1) : 0.01f * (float)(1 + random() % 100));
     }
-    for (uint32_t group = 0; group < rows.size(); group++)
-        group_globals.push_back(power_of_two((int)(random() % 3)));
+    for (uint32_t group = 0; group < rows.size(); group++) group_globals.push_back(power_of_two((int)(random() % 3)));
     args.output_rows = (const uint32_t *)upload(output_rows.data(), output_rows.size() * 4, "output rows");
     args.row_weights = (const float *)upload(row_weights.data(), row_weights.size() * 4, "row weights");
-    args.group_globals =
-        (const float *)upload(group_globals.data(), group_globals.size() * 4, "group globals");
+    args.group_globals = (const float *)upload(group_globals.data(), group_globals.size() * 4, "group globals");
     args.output_f32 = 0;
     for (uint32_t i = 0; i < sm100_tiles[tile].matrices; i++) {
         for (size_t j = 0; j < rows.size() * m_rows; j++) biases[i].push_back((float)(random() % 65) - 32.0f);
@@ -99,13 +95,11 @@ void gemm_problem::add_extras() {
 }
 
 void gemm_problem::add_h() {
-    for (uint32_t group = 0; group < rows.size(); group++)
-        h_globals.push_back(0.25f + (float)(random() % 64));
+    for (uint32_t group = 0; group < rows.size(); group++) h_globals.push_back(0.25f + (float)(random() % 64));
     args.l1 = (float *)upload(NULL, (size_t)row_count * 2 * m_rows * 4, "l1");
     args.h_row_bytes = sm100_code_row_bytes(m_rows);
     args.h_codes = (uint8_t *)upload(NULL, (size_t)row_count * args.h_row_bytes, "h codes");
-    args.h_scales =
-        (uint8_t *)upload(NULL, sm100_scale_bytes(device_tokens.stripes_max * 128, m_rows), "h scales");
+    args.h_scales = (uint8_t *)upload(NULL, sm100_scale_bytes(device_tokens.stripes_max * 128, m_rows), "h scales");
     args.h_globals = (const float *)upload(h_globals.data(), h_globals.size() * 4, "h globals");
     args.swiglu = {1.0f, 0.0f, 10.0f, options.relu2};
 }
@@ -136,8 +130,7 @@ void gemm_problem::make_weights(uint32_t i) {
         matrix.rows = m_rows;
         matrix.columns = k;
         matrix.format = MM_NVFP4;
-        matrix.global =
-            exact ? power_of_two((int)(random() % 5) - 3) : 0.01f + (float)(random() % 1000) * 0.001f;
+        matrix.global = exact ? power_of_two((int)(random() % 5) - 3) : 0.01f + (float)(random() % 1000) * 0.001f;
         std::vector<uint8_t> own_codes((size_t)m_rows * sm100_code_row_bytes(k), 0xAA);
         std::vector<uint8_t> own_scales(sm100_scale_bytes(m_rows, k), 0x7F);
         float global;
@@ -160,8 +153,7 @@ void gemm_problem::make_weights(uint32_t i) {
 // Token scales as staging leaves them: real rows and the padding along K written, padding rows whatever was
 // there.
 void gemm_problem::make_tokens() {
-    const uint32_t pitch = sm100_code_row_bytes(k),
-                   stripes = sm100_stripes_max(row_count, (uint32_t)rows.size());
+    const uint32_t pitch = sm100_code_row_bytes(k), stripes = sm100_stripes_max(row_count, (uint32_t)rows.size());
     tokens = {row_count, k, std::vector<uint8_t>((size_t)row_count * k / 2),
               std::vector<uint8_t>((size_t)row_count * k / 16)};
     for (uint8_t &c : tokens.codes) c = (uint8_t)random();
@@ -198,8 +190,8 @@ std::string gemm_problem::compare(uint32_t matrix, const float *got, uint32_t st
             for (uint32_t i = 0; i < k; i++) w[i] = weights[matrix][group].value(m, i);
             for (uint32_t r = (uint32_t)ends[group] - rows[group]; r < (uint32_t)ends[group]; r++) {
                 const uint32_t at = options.bf16 && sm100_tiles[tile].matrices == 1 ? output_rows[r] : r;
-                const std::string problem = compare_row(matrix, group, r, m, w.data(), &x[(size_t)r * k],
-                                                        got[(size_t)at * stride + m]);
+                const std::string problem =
+                    compare_row(matrix, group, r, m, w.data(), &x[(size_t)r * k], got[(size_t)at * stride + m]);
                 if (!problem.empty()) return problem;
             }
         }
@@ -220,8 +212,8 @@ static double to_bf16(double value) {
     return value == 0 ? 0 : nearbyint(value / step) * step;
 }
 
-std::string gemm_problem::compare_row(uint32_t matrix, uint32_t group, uint32_t row, uint32_t m,
-                                      const double *w, const double *x, float value) const {
+std::string gemm_problem::compare_row(uint32_t matrix, uint32_t group, uint32_t row, uint32_t m, const double *w,
+                                      const double *x, float value) const {
     double sum = 0, size = 0;
     for (uint32_t i = 0; i < k; i++) {
         sum += w[i] * x[i];
@@ -238,8 +230,8 @@ std::string gemm_problem::compare_row(uint32_t matrix, uint32_t group, uint32_t 
         want = exact ? to_bf16(want) : want;
     }
     if (fabs((double)value - want) <= bound) return "";
-    return format("matrix %u group %u row %u feature %u is %.9g and should be %.9g +- %.3g", matrix, group,
-                  row, m, (double)value, want, bound);
+    return format("matrix %u group %u row %u feature %u is %.9g and should be %.9g +- %.3g", matrix, group, row, m,
+                  (double)value, want, bound);
 }
 
 // The nearest of 127 scales or 8 magnitudes, ties to the even code; *margin: relative distance from the tie.
@@ -273,8 +265,7 @@ double gemm_problem::activated(uint32_t row, uint32_t m) const {
 // A token with a NaN has it in every block, as the scale, with codes 0.
 std::string gemm_problem::compare_nan(uint32_t row, uint32_t block, uint32_t scale) const {
     for (uint32_t j = 0; j < 8; j++)
-        if (args.h_codes[(size_t)row * args.h_row_bytes + block * 8 + j])
-            return format("NaN row %u has codes", row);
+        if (args.h_codes[(size_t)row * args.h_row_bytes + block * 8 + j]) return format("NaN row %u has codes", row);
     return scale == 0x7F ? "" : format("NaN row %u block %u has scale %02x", row, block, scale);
 }
 
@@ -299,16 +290,15 @@ std::string gemm_problem::compare_h() {
                 const double target = fmin(fmax(amax / 6 / h_globals[group], ldexp(1, -9)), 448);
                 const uint32_t scale = nearest(target, e4m3_value, 127, &margin);
                 if (got != scale && margin > 1e-5)
-                    return format("h scale of row %u block %u is %02x and should be %02x", row, block, got,
-                                  scale);
+                    return format("h scale of row %u block %u is %02x and should be %02x", row, block, got, scale);
                 for (uint32_t j = 0; j < 16; j++) {
                     const double value = h[j] / (e4m3_value(got) * h_globals[group]);
                     const uint32_t code = nearest(fabs(value), magnitude, 8, &margin);
                     const uint8_t byte = args.h_codes[(size_t)row * pitch + block * 8 + j / 2];
                     const uint32_t nibble = byte >> j % 2 * 4 & 15;
                     if (margin > 1e-5 && ((nibble & 7) != code || (code && nibble >> 3 != (value < 0))))
-                        return format("h of row %u feature %u is %x, of magnitude %u for %g", row,
-                                      block * 16 + j, nibble, code, value);
+                        return format("h of row %u feature %u is %x, of magnitude %u for %g", row, block * 16 + j,
+                                      nibble, code, value);
                 }
             }
     return "";
@@ -321,8 +311,7 @@ std::string gemm_problem::compare_padding() {
         for (uint32_t i = 0; i < rows[group]; i++)
             for (uint32_t block = m_rows / 16; block % 4; block++)
                 if (args.h_scales[scale_place(stripe * 128 + i, block, m_rows)])
-                    return format("the padding of h scales, group %u row %u block %u, is not 0", group, i,
-                                  block);
+                    return format("the padding of h scales, group %u row %u block %u, is not 0", group, i, block);
     return "";
 }
 

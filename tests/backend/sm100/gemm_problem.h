@@ -26,8 +26,8 @@ struct gemm_options {
 
 class gemm_problem {
   public:
-    gemm_problem(enum sm100_tile_name tile, const std::vector<uint32_t> &rows, uint32_t m_rows, uint32_t k,
-                 bool exact, uint64_t seed, const struct gemm_options &options = {});
+    gemm_problem(enum sm100_tile_name tile, const std::vector<uint32_t> &rows, uint32_t m_rows, uint32_t k, bool exact,
+                 uint64_t seed, const struct gemm_options &options = {});
     ~gemm_problem();
     /* Runs on a machine of `sms` and compares; an empty string, or what is wrong. */
     std::string run(uint32_t sms, uint64_t seed);
@@ -50,8 +50,8 @@ class gemm_problem {
     void add_h();
     double expected(uint32_t matrix, uint32_t group, uint32_t row, uint32_t m, double sum) const;
     std::string compare(uint32_t matrix, const float *got, uint32_t stride);
-    std::string compare_row(uint32_t matrix, uint32_t group, uint32_t row, uint32_t m, const double *w,
-                            const double *x, float value) const;
+    std::string compare_row(uint32_t matrix, uint32_t group, uint32_t row, uint32_t m, const double *w, const double *x,
+                            float value) const;
     double activated(uint32_t row, uint32_t m) const;
     std::string compare_nan(uint32_t row, uint32_t block, uint32_t scale) const;
     std::string compare_padding();

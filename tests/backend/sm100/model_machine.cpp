@@ -52,9 +52,8 @@ static megamoe_status model_copy(void *, void *target, const void *source, size_
 }
 
 static megamoe_status model_map(void *, const struct sm100_map *map, struct sm100_tensor_map *encoded) {
-    if (sm100_model_tensor_map_encode(encoded, map->element_bytes == 1 ? SM100_MODEL_U8 : SM100_MODEL_U16,
-                                      map->rank, const_cast<void *>(map->base), map->dims, map->strides,
-                                      map->box,
+    if (sm100_model_tensor_map_encode(encoded, map->element_bytes == 1 ? SM100_MODEL_U8 : SM100_MODEL_U16, map->rank,
+                                      const_cast<void *>(map->base), map->dims, map->strides, map->box,
                                       map->swizzled ? SM100_MODEL_SWIZZLE_128B : SM100_MODEL_SWIZZLE_NONE))
         return mm_fail(MEGAMOE_DEVICE_ERROR, "the model refused a tensor map: %s", sm100_model_error());
     return MEGAMOE_OK;
@@ -75,8 +74,7 @@ static megamoe_status model_launch(void *context, const struct sm100_launch *lau
     options.time_runs = state->time_runs;
     static struct sm100_model_report report;
     if (sm100_model_run(&one, 1, &options, &report) != SM100_MODEL_OK)
-        return mm_fail(MEGAMOE_DEVICE_ERROR, "seed %llu: %s", (unsigned long long)options.seed,
-                       report.message);
+        return mm_fail(MEGAMOE_DEVICE_ERROR, "seed %llu: %s", (unsigned long long)options.seed, report.message);
     state->launches++;
     state->mma_count += report.mma_count;
     state->async_ops += report.async_ops;
@@ -84,6 +82,5 @@ static megamoe_status model_launch(void *context, const struct sm100_launch *lau
 }
 
 struct sm100_machine model_machine(struct model_state *state, uint32_t multiprocessors) {
-    return {state,      multiprocessors, model_alloc, model_release,
-            model_copy, model_copy,      model_map,   model_launch};
+    return {state, multiprocessors, model_alloc, model_release, model_copy, model_copy, model_map, model_launch};
 }

@@ -90,8 +90,8 @@ static void close_device(mm_backend_state *state) {
 
 static void describe(const mm_backend_state *state, mm_device_facts *facts) {
     *facts = (mm_device_facts){.isa = "sm_100f on its functional model"};
-    snprintf(facts->description, sizeof facts->description,
-             "sm100 kernels on a functional model of %u multiprocessors", state->machine.multiprocessors);
+    snprintf(facts->description, sizeof facts->description, "sm100 kernels on a functional model of %u multiprocessors",
+             state->machine.multiprocessors);
 }
 
 /* ---- layer ---- */
@@ -131,10 +131,8 @@ static megamoe_status open_moe(mm_backend_layer *layer) {
     if (w->input_mode == MEGAMOE_GLOBAL_STATIC) shape.input_global = w->input_global;
     if (w->input_mode == MEGAMOE_GLOBAL_UNIT) shape.input_global = 1.0f;
     MM_TRY(mm_transform_nvfp4_weights_for_mega_moe(&layer->device->machine, w->experts, w->expert_count,
-                                                   w->intermediate_mode == MEGAMOE_GLOBAL_STATIC, &weights,
-                                                   &loss));
-    megamoe_status status =
-        mm_mega_moe_open(&layer->device->machine, &shape, &weights, w->local_index, &layer->moe);
+                                                   w->intermediate_mode == MEGAMOE_GLOBAL_STATIC, &weights, &loss));
+    megamoe_status status = mm_mega_moe_open(&layer->device->machine, &shape, &weights, w->local_index, &layer->moe);
     if (status != MEGAMOE_OK) mm_mega_moe_weights_free(&layer->device->machine, &weights);
     return status;
 }
@@ -146,8 +144,7 @@ static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weigh
         return mm_fail(MEGAMOE_UNSUPPORTED_MODEL,
                        "the sm100 kernels take nvfp4 activations; bf16 ones run on the portable path");
     if (weights->expert_count == 0)
-        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL,
-                       "no expert of this layer is loaded, so there is nothing to model");
+        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL, "no expert of this layer is loaded, so there is nothing to model");
     mm_backend_layer *layer = calloc(1, sizeof *layer);
     if (!layer) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a layer");
     layer->device = state;
@@ -200,16 +197,14 @@ static megamoe_status run_others(struct run *r, uint32_t *written) {
 
 static void upload(struct run *r) {
     const megamoe_shape *shape = &r->layer->weights->shape;
-    size_t tokens = r->batch->token_count, pairs = tokens * shape->experts_per_token,
-           values = tokens * shape->hidden;
+    size_t tokens = r->batch->token_count, pairs = tokens * shape->experts_per_token, values = tokens * shape->hidden;
     struct mm_mega_moe_batch *d = &r->device;
     d->token_count = r->batch->token_count;
     d->hidden_f32 = r->batch->hidden_dtype == MEGAMOE_F32;
     d->hidden = model_copy_of(r, r->batch->hidden, values * (d->hidden_f32 ? 4 : 2), "hidden");
     d->expert_ids = model_copy_of(r, r->ids, pairs * sizeof *r->ids, "expert ids");
     d->expert_weights = model_copy_of(r, r->weights, pairs * sizeof *r->weights, "expert weights");
-    if (r->layer->weights->shared)
-        d->shared = model_copy_of(r, r->shared, values * sizeof *r->shared, "shared");
+    if (r->layer->weights->shared) d->shared = model_copy_of(r, r->shared, values * sizeof *r->shared, "shared");
     d->output = model_copy_of(r, NULL, values * sizeof *d->output, "output");
 }
 
@@ -249,8 +244,7 @@ static megamoe_status run(mm_backend_layer *layer, const megamoe_batch *batch, c
     megamoe_status status = run_others(&r, &of_reference);
     if (status == MEGAMOE_OK && batch->token_count) status = run_kernels(&r, &kernels);
     if (status == MEGAMOE_OK && written)
-        *written =
-            (of_reference & (MM_STAGE_LOGITS | MM_STAGE_SHARED)) | MM_STAGE_IDS | MM_STAGE_WEIGHTS | kernels;
+        *written = (of_reference & (MM_STAGE_LOGITS | MM_STAGE_SHARED)) | MM_STAGE_IDS | MM_STAGE_WEIGHTS | kernels;
     layer->counters.tokens += batch->token_count;
     run_free(&r);
     return status;

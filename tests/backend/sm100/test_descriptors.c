@@ -60,9 +60,9 @@ static void record(void **state) {
     assert_string_equal(sentence, "");
     r = (struct sm100_record){1, SM100_L2_LARGE, SM100_STAGE_FULL, 3, 1, 17, 32, 5, 2, 640};
     mm_sm100_record_describe(&r, sentence, sizeof sentence);
-    assert_string_equal(
-        sentence, "kernel L2 (large tiles): thread 32 of CTA 17 gave up waiting for the bytes of stage 3 "
-                  "(phase 1) at expert 5, weight tile 2, token row 640");
+    assert_string_equal(sentence,
+                        "kernel L2 (large tiles): thread 32 of CTA 17 gave up waiting for the bytes of stage 3 "
+                        "(phase 1) at expert 5, weight tile 2, token row 640");
     r.kernel = 77;
     mm_sm100_record_describe(&r, sentence, sizeof sentence);
     assert_non_null(strstr(sentence, "damaged (kernel 77"));

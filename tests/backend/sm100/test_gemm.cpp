@@ -2,10 +2,10 @@
 // the tile shapes of the models it is for, many schedules. Integer-valued operands, whose sums are exact in
 // any order, must give the exact result; random ones must stay within the bound of their fp32 additions.
 //
-//     test_sm100_gemm          the default: about 20 seconds
+//     test_sm100_gemm          the default, 303 problems: half a minute
 //     test_sm100_gemm --long   every token count of every instance, 20 schedules of each ragged case, all of
 //     K and
-//                              more features of the real shapes: about half an hour
+//                              features of the real shapes: for a machine with time
 #include <stdio.h>
 #include <string.h>
 
@@ -16,8 +16,7 @@ static int failures, cases;
 static bool longer;
 static uint64_t seed = 1;
 
-static std::string name_of(enum sm100_tile_name tile, const std::vector<uint32_t> &rows, uint32_t m_rows,
-                           uint32_t k) {
+static std::string name_of(enum sm100_tile_name tile, const std::vector<uint32_t> &rows, uint32_t m_rows, uint32_t k) {
     std::string name =
         "tile " + std::to_string(tile) + " m " + std::to_string(m_rows) + " k " + std::to_string(k) + " rows";
     for (uint32_t r : rows) name += " " + std::to_string(r);
@@ -43,8 +42,7 @@ static void run_case(int tile, const std::vector<uint32_t> &rows, uint32_t m_row
 // Steps of 7 meet every multiple of 8 up to the largest tile, and every remainder.
 static void every_n(void) {
     for (int tile = 0; tile < SM100_TILE_COUNT; tile++)
-        for (uint32_t n = 1; n <= sm100_tiles[tile].n_max; n += longer ? 1 : 7)
-            run_case(tile, {n}, 144, 320, 2);
+        for (uint32_t n = 1; n <= sm100_tiles[tile].n_max; n += longer ? 1 : 7) run_case(tile, {n}, 144, 320, 2);
 }
 
 static void ragged_groups(void) {
@@ -52,13 +50,11 @@ static void ragged_groups(void) {
         {0, 5, 0, 130, 64, 1}, {0, 0, 0, 300}, {1, 1, 1, 1, 1, 1, 1, 1}, {97, 0, 193, 33}, {257}, {0, 0, 0}};
     for (int tile = 0; tile < SM100_TILE_COUNT; tile++)
         for (const std::vector<uint32_t> &rows : cases_of_rows)
-            for (int round = 0; round < (longer ? 20 : 3); round++)
-                run_case(tile, rows, 272, 576, 2 + 2 * (round % 3));
+            for (int round = 0; round < (longer ? 20 : 3); round++) run_case(tile, rows, 272, 576, 2 + 2 * (round % 3));
 }
 
 static void awkward_sizes(void) {
-    const uint32_t columns[] = {16, 48, 64, 80, 96, 160, 256, 2880},
-                   features[] = {16, 80, 128, 144, 232 / 16 * 16};
+    const uint32_t columns[] = {16, 48, 64, 80, 96, 160, 256, 2880}, features[] = {16, 80, 128, 144, 232 / 16 * 16};
     for (int tile = 0; tile < SM100_TILE_COUNT; tile++) {
         for (uint32_t k : columns) run_case(tile, {33, 5}, 80, k, 2);
         for (uint32_t m_rows : features) run_case(tile, {7, 31}, m_rows, 192, 4);
@@ -67,9 +63,7 @@ static void awkward_sizes(void) {
 
 // V4-Pro and V4-Flash: all of K, few experts, some features.
 static void real_shapes(void) {
-    const struct {
-        uint32_t k, m_rows;
-    } l1[] = {{7168, 3072}, {4096, 2048}}, l2[] = {{3072, 7168}, {2048, 4096}};
+    const struct { uint32_t k, m_rows; } l1[] = {{7168, 3072}, {4096, 2048}}, l2[] = {{3072, 7168}, {2048, 4096}};
     for (int tile = 0; tile < SM100_TILE_COUNT; tile++)
         for (int model = 0; model < 2; model++) {
             const bool gated = sm100_tiles[tile].matrices == 2;
@@ -110,8 +104,7 @@ static void bounded_waits(void) {
         p.state.time_runs = 1;
         p.state.seed = seed++;
         p.args.timeout_ns = 1000000;
-        if (mm_sm100_gemm_launch(&p.machine, p.tile, &p.args, 20, 2, NULL) == MEGAMOE_OK)
-            problem = "nobody noticed";
+        if (mm_sm100_gemm_launch(&p.machine, p.tile, &p.args, 20, 2, NULL) == MEGAMOE_OK) problem = "nobody noticed";
         mm_sm100_record_describe(p.args.record, sentence, sizeof sentence);
         if (!strstr(megamoe_error_message(), "do not balance")) problem = megamoe_error_message();
         if (!strstr(sentence, "gave up waiting for")) problem = "nothing in the record";

@@ -23,8 +23,7 @@ static double e4m3_value(uint8_t byte) {
 }
 
 static size_t place(uint32_t row, uint32_t group, uint32_t k) {
-    return (size_t)(row / 128 * ((k + 63) / 64) + group / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 +
-           group % 4;
+    return (size_t)(row / 128 * ((k + 63) / 64) + group / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + group % 4;
 }
 
 struct written {
@@ -109,8 +108,7 @@ static void check_nvfp4(uint32_t rows, uint32_t columns) {
 
 static void nvfp4_is_moved(void **state) {
     (void)state;
-    const uint32_t columns[] = {16, 64, 80, 96, 160, 2880},
-                   rows[] = {1, 5, 31, 32, 33, 80, 127, 128, 129, 232};
+    const uint32_t columns[] = {16, 64, 80, 96, 160, 2880}, rows[] = {1, 5, 31, 32, 33, 80, 127, 128, 129, 232};
     for (size_t i = 0; i < sizeof columns / sizeof *columns; i++)
         for (size_t j = 0; j < sizeof rows / sizeof *rows; j++) check_nvfp4(rows[j], columns[i]);
 }

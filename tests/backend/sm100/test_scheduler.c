@@ -24,8 +24,7 @@ static void check_work(struct sm100_tile t, const struct sm100_work *work, const
 }
 
 /* All workers together visit every (feature tile, token) of every group once. */
-static void check_cover(struct sm100_tile t, const int32_t *ends, uint32_t groups, uint32_t m_rows,
-                        uint32_t workers) {
+static void check_cover(struct sm100_tile t, const int32_t *ends, uint32_t groups, uint32_t m_rows, uint32_t workers) {
     struct sm100_schedule schedule = sm100_tile_schedule(t, ends, groups, m_rows);
     uint32_t rows = groups ? (uint32_t)ends[groups - 1] : 0, visited = 0;
     uint8_t *seen = calloc((size_t)schedule.m_tiles * (rows + 1), 1);
@@ -33,8 +32,7 @@ static void check_cover(struct sm100_tile t, const int32_t *ends, uint32_t group
     for (uint32_t worker = 0; worker < workers; worker++) {
         struct sm100_cursor cursor = {0, 0, 0, 0};
         struct sm100_work work;
-        for (uint32_t index = worker; sm100_schedule_find(&schedule, &cursor, index, &work);
-             index += workers) {
+        for (uint32_t index = worker; sm100_schedule_find(&schedule, &cursor, index, &work); index += workers) {
             uint32_t stripe = 0;
             check_work(t, &work, ends);
             for (uint32_t g = 0; g < work.group; g++)
@@ -93,8 +91,7 @@ static void tiles_are_balanced(void **state) {
     for (uint32_t tile = 0; tile < SM100_TILE_COUNT; tile++)
         for (uint32_t rows = 1; rows < 2000; rows++) {
             struct sm100_schedule schedule = sm100_tile_schedule(sm100_tiles[tile], NULL, 0, 128);
-            uint32_t n = sm100_tile_rows(&schedule, rows),
-                     fewest = (rows + schedule.n_max - 1) / schedule.n_max;
+            uint32_t n = sm100_tile_rows(&schedule, rows), fewest = (rows + schedule.n_max - 1) / schedule.n_max;
             assert_true(n <= schedule.n_max);
             assert_int_equal((rows + n - 1) / n, fewest);
         }

@@ -45,8 +45,7 @@ static megamoe_status faulty_copy(void *context, void *target, const void *sourc
     return f->inner.copy_in(f->inner.context, target, source, bytes);
 }
 
-static megamoe_status faulty_map(void *context, const struct sm100_map *map,
-                                 struct sm100_tensor_map *encoded) {
+static megamoe_status faulty_map(void *context, const struct sm100_map *map, struct sm100_tensor_map *encoded) {
     struct faulty *f = context;
     struct sm100_map wrong = *map;
     if (f->fault == SCALES_SHIFTED && map->element_bytes == 2 && map->dims[1] > 2) {
@@ -63,8 +62,7 @@ static megamoe_status faulty_launch(void *context, const struct sm100_launch *la
     const struct sm100_gemm_args *args = launch->args;
     bool gated = sm100_tiles[launch->kernel].matrices == 2;
     f->launches++;
-    if (f->fault == LAUNCH_FAILS)
-        return mm_fail(MEGAMOE_DEVICE_ERROR, "an illegal instruction was encountered");
+    if (f->fault == LAUNCH_FAILS) return mm_fail(MEGAMOE_DEVICE_ERROR, "an illegal instruction was encountered");
     if (f->fault == NEVER_RAN) return MEGAMOE_OK;
     MM_TRY(f->inner.launch(f->inner.context, launch, stream));
     if (f->fault == BIT_FLIPPED && !gated) ((uint32_t *)args->output)[17 * 144 + 5] ^= 1;
