@@ -1,9 +1,9 @@
 /*
- * Times the GPU backends: the two expert GEMMs alone (L1 + activation + L2) and the whole layer, as CUDA graphs of several
- * routings, in the state the card is in after a pause (cool) and after 300 ms of unbroken work (loaded).
- * One rank of V4-Pro (48 of 384 experts, top 6) or V4-Flash; random weights, random routing, fixed seed.
- *     cuda_experts [backend] [shape] [tokens,tokens,...] [bf16|nvfp4]
- * CSV on stdout: backend,shape,activations,tokens,rows,experts_hit,state,experts_us,experts_min,layer_us,gb_s,fraction,tflop_s
+ * Times the GPU backends: the two expert GEMMs alone (L1 + activation + L2) and the whole layer, as CUDA graphs of
+ * several routings, in the state the card is in after a pause (cool) and after 300 ms of unbroken work (loaded). One
+ * rank of V4-Pro (48 of 384 experts, top 6) or V4-Flash; random weights, random routing, fixed seed. cuda_experts
+ * [backend] [shape] [tokens,tokens,...] [bf16|nvfp4] CSV on stdout:
+ * backend,shape,activations,tokens,rows,experts_hit,state,experts_us,experts_min,layer_us,gb_s,fraction,tflop_s
  */
 #include <dlfcn.h>
 #include <time.h>
@@ -58,7 +58,8 @@ static void prepare(work *w) {
     int32_t *ids = malloc(pairs * 4);
     float *weights = malloc(pairs * 4);
     uint16_t *hidden = malloc((size_t)w->tokens * shape->hidden * 2);
-    for (size_t i = 0; i < (size_t)w->tokens * shape->hidden; i++) hidden[i] = mm_bf16_from_f32(made_uniform(&w->made->seed) * 2.0f - 1.0f);
+    for (size_t i = 0; i < (size_t)w->tokens * shape->hidden; i++)
+        hidden[i] = mm_bf16_from_f32(made_uniform(&w->made->seed) * 2.0f - 1.0f);
     w->rows = w->hit = 0;
     for (uint32_t r = 0; r < w->routings; r++) {
         uint32_t rows = 0, hit = 0;
@@ -74,12 +75,17 @@ static void prepare(work *w) {
             }
         } while (rows == 0);
         w->rows += rows, w->hit += hit;
-        w->batch[r] = (megamoe_batch){.struct_size = sizeof(megamoe_batch), .token_count = w->tokens,
-                                      .hidden = to_gpu(w, hidden, (size_t)w->tokens * shape->hidden * 2), .hidden_dtype = MEGAMOE_BF16,
+        w->batch[r] = (megamoe_batch){.struct_size = sizeof(megamoe_batch),
+                                      .token_count = w->tokens,
+                                      .hidden = to_gpu(w, hidden, (size_t)w->tokens * shape->hidden * 2),
+                                      .hidden_dtype = MEGAMOE_BF16,
                                       .output = to_gpu(w, NULL, (size_t)w->tokens * shape->hidden * 2),
-                                      .expert_ids = to_gpu(w, ids, pairs * 4), .expert_weights = to_gpu(w, weights, pairs * 4)};
-        if (r == 0) w->scratch[r] = w->own_scratch;
-        else w->scratch[r] = (CUdeviceptr)(uintptr_t)to_gpu(w, NULL, w->state->scratch.bytes);
+                                      .expert_ids = to_gpu(w, ids, pairs * 4),
+                                      .expert_weights = to_gpu(w, weights, pairs * 4)};
+        if (r == 0)
+            w->scratch[r] = w->own_scratch;
+        else
+            w->scratch[r] = (CUdeviceptr)(uintptr_t)to_gpu(w, NULL, w->state->scratch.bytes);
         check(w->state->driver->fill(w->scratch[r], 0, w->state->scratch.bytes, w->state->stream), "fill");
         w->state->scratch_blocks->base = w->scratch[r];
         if (mm_cuda_run_batch(w->layer, &w->batch[r], w->state->stream) != MEGAMOE_OK) die("run");
@@ -91,7 +97,8 @@ static void prepare(work *w) {
 
 static void release(work *w) {
     for (uint32_t r = 0; r < w->routings; r++) {
-        const void *all[] = {w->batch[r].hidden, w->batch[r].output, w->batch[r].expert_ids, w->batch[r].expert_weights};
+        const void *all[] = {w->batch[r].hidden, w->batch[r].output, w->batch[r].expert_ids,
+                             w->batch[r].expert_weights};
         for (int i = 0; i < 4; i++) w->state->driver->memory_free((CUdeviceptr)(uintptr_t)all[i]);
         if (r) w->state->driver->memory_free(w->scratch[r]);
     }
@@ -104,7 +111,8 @@ static CUgraphExec capture(work *w, bool experts_only) {
     check(begin_capture(w->state->stream, CU_STREAM_CAPTURE_MODE_GLOBAL), "capture");
     for (uint32_t r = 0; r < w->routings; r++) {
         w->state->scratch_blocks->base = w->scratch[r];
-        megamoe_status s = experts_only ? mm_cuda_run_experts(w->layer, w->tokens, w->batch[r].expert_weights, w->state->stream, r == 0)
+        megamoe_status s = experts_only ? mm_cuda_run_experts(w->layer, w->tokens, w->batch[r].expert_weights,
+                                                              w->state->stream, r == 0)
                                         : mm_cuda_run_batch(w->layer, &w->batch[r], w->state->stream);
         if (s != MEGAMOE_OK) die("capture");
     }
@@ -114,7 +122,9 @@ static CUgraphExec capture(work *w, bool experts_only) {
     return exec;
 }
 
-static int ascending(const void *a, const void *b) { return (*(const float *)a > *(const float *)b) - (*(const float *)a < *(const float *)b); }
+static int ascending(const void *a, const void *b) {
+    return (*(const float *)a > *(const float *)b) - (*(const float *)a < *(const float *)b);
+}
 
 /* Median and minimum of RUNS replays, microseconds per routing. */
 static void measure(work *w, CUgraphExec exec, double warm_ms, double *median, double *least) {
@@ -127,8 +137,10 @@ static void measure(work *w, CUgraphExec exec, double warm_ms, double *median, d
         d->event_record(a, w->state->stream);
         check(graph_launch(exec, w->state->stream), "replay");
         d->event_record(b, w->state->stream);
-        if (i < WARM) check(d->event_wait(b), "replay"), d->event_elapsed(&once, a, b);
-        else if ((warm_ms -= once) < 0) break;
+        if (i < WARM)
+            check(d->event_wait(b), "replay"), d->event_elapsed(&once, a, b);
+        else if ((warm_ms -= once) < 0)
+            break;
     }
     for (int i = 0; i < RUNS; i++) {
         d->event_record(a, w->state->stream);
@@ -143,19 +155,31 @@ static void measure(work *w, CUgraphExec exec, double warm_ms, double *median, d
 }
 
 int main(int argc, char **argv) {
-    const mm_backend *backend = argc > 1 && !strcmp(argv[1], "cuda-portable") ? &mm_backend_cuda_portable : &mm_backend_sm90;
+    const mm_backend *backend =
+        argc > 1 && !strcmp(argv[1], "cuda-portable") ? &mm_backend_cuda_portable : &mm_backend_sm90;
     const bool flash = argc > 2 && !strcmp(argv[2], "v4-flash"), nvfp4 = argc > 4 && !strcmp(argv[4], "nvfp4");
     char *list = argc > 3 ? argv[3] : (char[]){"1,8,64,512,2048,8192"};
-    made_form form = {flash ? 4096 : 7168, flash ? 2048 : 3072, flash ? 256 : 384, flash ? 32 : 48, 6, MM_NVFP4, 0, .alpha = 1.0f,
-                      .limit = 10.0f, .activations = nvfp4 ? MEGAMOE_ACTIVATIONS_NVFP4 : MEGAMOE_ACTIVATIONS_BF16,
-                      .input_mode = MEGAMOE_GLOBAL_STATIC, .intermediate_mode = MEGAMOE_GLOBAL_STATIC};
+    made_form form = {flash ? 4096 : 7168,
+                      flash ? 2048 : 3072,
+                      flash ? 256 : 384,
+                      flash ? 32 : 48,
+                      6,
+                      MM_NVFP4,
+                      0,
+                      .alpha = 1.0f,
+                      .limit = 10.0f,
+                      .activations = nvfp4 ? MEGAMOE_ACTIVATIONS_NVFP4 : MEGAMOE_ACTIVATIONS_BF16,
+                      .input_mode = MEGAMOE_GLOBAL_STATIC,
+                      .intermediate_mode = MEGAMOE_GLOBAL_STATIC};
     if (backend->probe(0) != MEGAMOE_OK) {
         printf("skipped: %s\n", megamoe_error_message());
         return 77;
     }
     void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
-    *(void **)&begin_capture = dlsym(cuda, "cuStreamBeginCapture_v2"), *(void **)&end_capture = dlsym(cuda, "cuStreamEndCapture");
-    *(void **)&instantiate = dlsym(cuda, "cuGraphInstantiateWithFlags"), *(void **)&graph_launch = dlsym(cuda, "cuGraphLaunch");
+    *(void **)&begin_capture = dlsym(cuda, "cuStreamBeginCapture_v2"),
+           *(void **)&end_capture = dlsym(cuda, "cuStreamEndCapture");
+    *(void **)&instantiate = dlsym(cuda, "cuGraphInstantiateWithFlags"),
+           *(void **)&graph_launch = dlsym(cuda, "cuGraphLaunch");
     made_layer made = {.pool_bytes = 64 << 20};
     uint64_t seed = 7;
     made.pool = malloc(made.pool_bytes);
@@ -178,8 +202,9 @@ int main(int argc, char **argv) {
         if (backend->layer_create(w.state, &made.weights, false, NULL, &w.layer) != MEGAMOE_OK) die("layer");
         clock_gettime(CLOCK_MONOTONIC, &t1);
         if (!measured)
-            printf("# load %.2f GB/s\n", form.loaded * 3.0 * form.hidden * form.intermediate * 0.5625e-9 /
-                                            ((double)(t1.tv_sec - t0.tv_sec) + (double)(t1.tv_nsec - t0.tv_nsec) * 1e-9));
+            printf("# load %.2f GB/s\n",
+                   form.loaded * 3.0 * form.hidden * form.intermediate * 0.5625e-9 /
+                       ((double)(t1.tv_sec - t0.tv_sec) + (double)(t1.tv_nsec - t0.tv_nsec) * 1e-9));
         measured = true;
         if (mm_cuda_enter(w.state) != MEGAMOE_OK) die("enter");
         w.own_scratch = w.state->scratch_blocks->base;
@@ -190,10 +215,12 @@ int main(int argc, char **argv) {
             double e, e_min, l, l_min;
             measure(&w, experts, loaded ? 300 : 0, &e, &e_min);
             measure(&w, whole, loaded ? 300 : 0, &l, &l_min);
-            const double bytes = w.hit * 3.0 * form.hidden * form.intermediate * 0.5625, flops = w.rows * 6.0 * form.hidden * form.intermediate;
-            printf("%s,%s,%s,%u,%.1f,%.1f,%s,%.1f,%.1f,%.1f,%.0f,%.3f,%.1f\n", backend->name, flash ? "v4-flash" : "v4-pro",
-                   nvfp4 ? "nvfp4" : "bf16", w.tokens, w.rows, w.hit, loaded ? "loaded" : "cool", e, e_min, l, bytes / e * 1e-3,
-                   bytes / e * 1e-3 / limits.read_gb_s, flops / e * 1e-6);
+            const double bytes = w.hit * 3.0 * form.hidden * form.intermediate * 0.5625,
+                         flops = w.rows * 6.0 * form.hidden * form.intermediate;
+            printf("%s,%s,%s,%u,%.1f,%.1f,%s,%.1f,%.1f,%.1f,%.0f,%.3f,%.1f\n", backend->name,
+                   flash ? "v4-flash" : "v4-pro", nvfp4 ? "nvfp4" : "bf16", w.tokens, w.rows, w.hit,
+                   loaded ? "loaded" : "cool", e, e_min, l, bytes / e * 1e-3, bytes / e * 1e-3 / limits.read_gb_s,
+                   flops / e * 1e-6);
             fflush(stdout);
         }
         release(&w);

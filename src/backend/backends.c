@@ -10,12 +10,9 @@
  * anybody. */
 static const mm_backend *const backends[] = {
 #ifdef MEGAMOE_HAVE_CUDA
-    &mm_backend_sm100,
-    &mm_backend_sm90,
-    &mm_backend_cuda_portable,
+    &mm_backend_sm100, &mm_backend_sm90,      &mm_backend_cuda_portable,
 #endif
-    &mm_backend_cpu,
-    &mm_backend_reference,
+    &mm_backend_cpu,   &mm_backend_reference,
 };
 
 static const size_t backend_count = sizeof backends / sizeof *backends;
@@ -51,9 +48,8 @@ static megamoe_status apply_environment(megamoe_backend *id) {
 
 /* The first backend of GPU memory that can run here. */
 static megamoe_status find_gpu(uint32_t ordinal, const mm_backend **backend) {
-    megamoe_status status =
-        mm_fail(MEGAMOE_UNSUPPORTED_DEVICE, "this megamoe was built without CUDA: build it with "
-                                            "nvcc 13 or later, or use --backend cpu");
+    megamoe_status status = mm_fail(MEGAMOE_UNSUPPORTED_DEVICE, "this megamoe was built without CUDA: build it with "
+                                                                "nvcc 13 or later, or use --backend cpu");
     for (size_t i = 0; i < backend_count; i++) {
         if (backends[i]->host_memory) continue;
         status = backends[i]->probe(ordinal);

@@ -33,10 +33,8 @@ megamoe_status mm_plugin_load(const char *file, const mm_backend **backend) {
     static const mm_plugin_host host = {sizeof(mm_backend), fail, fail_in};
     char path[PATH_MAX];
     size_t length = own_folder(path, sizeof path);
-    if (length == 0 ||
-        (size_t)snprintf(path + length, sizeof path - length, "%s", file) >= sizeof path - length)
-        return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE,
-                       "the folder of this library is not known, so %s is not found", file);
+    if (length == 0 || (size_t)snprintf(path + length, sizeof path - length, "%s", file) >= sizeof path - length)
+        return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE, "the folder of this library is not known, so %s is not found", file);
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!object)
         return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE,

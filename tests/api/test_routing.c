@@ -37,10 +37,8 @@ static void set_bias(router *r, float *bias) {
 }
 
 static megamoe_batch batch_of(const router *r, const int32_t *token_ids) {
-    return (megamoe_batch){.struct_size = sizeof(megamoe_batch),
-                           .token_count = r->tokens,
-                           .hidden = r->hidden,
-                           .token_ids = token_ids};
+    return (megamoe_batch){
+        .struct_size = sizeof(megamoe_batch), .token_count = r->tokens, .hidden = r->hidden, .token_ids = token_ids};
 }
 
 static void route(router *r, int32_t *ids, float *weights) {
@@ -391,8 +389,7 @@ static void bad_table_entry(void **state) {
     for (unsigned i = 0; i < 2; i++) {
         router r = hash_router(narrow, MEGAMOE_I32);
         narrow[11] = i ? -1 : 9;
-        assert_int_equal(megamoe_layer_create(r.device, &r.layer.desc, &options, &r.made),
-                         MEGAMOE_INVALID_ARGUMENT);
+        assert_int_equal(megamoe_layer_create(r.device, &r.layer.desc, &options, &r.made), MEGAMOE_INVALID_ARGUMENT);
         assert_non_null(strstr(megamoe_error_message(), i ? "-1" : "9"));
         assert_null(r.made);
         done(&r);

@@ -58,12 +58,12 @@ typedef struct mm_cuda_plan_args {
     uint32_t token_count, slots_per_token, expert_total, expert_count;
     uint32_t decode_rows, mid_rows; /* experts with at most so many rows go to DECODE, MID; the others to WIDE */
     uint32_t entry_rows[MM_CUDA_LIST_COUNT]; /* entries are split at these many rows */
-    uint32_t block_count;       /* of the counting and placing kernels; pairs are dealt out in equal runs */
-    uint32_t warp_count;        /* of a block that count: as many as shared memory has counters for */
-    uint32_t *block_counts;     /* [block_count, expert_count] */
-    int32_t *offsets;           /* [expert_count + 1] */
-    int32_t *row_pair;          /* [rows] pair = token * K + slot of a sorted row */
-    int32_t *pair_row;          /* [T, K] the inverse; -1: the slot adds nothing here */
+    uint32_t block_count;   /* of the counting and placing kernels; pairs are dealt out in equal runs */
+    uint32_t warp_count;    /* of a block that count: as many as shared memory has counters for */
+    uint32_t *block_counts; /* [block_count, expert_count] */
+    int32_t *offsets;       /* [expert_count + 1] */
+    int32_t *row_pair;      /* [rows] pair = token * K + slot of a sorted row */
+    int32_t *pair_row;      /* [T, K] the inverse; -1: the slot adds nothing here */
     mm_cuda_plan *plan;
     mm_cuda_entry *entries[MM_CUDA_LIST_COUNT];
     mm_cuda_counters *counters;
@@ -72,54 +72,55 @@ typedef struct mm_cuda_plan_args {
 
 /* Rows to the K-permuted BF16 that the GEMMs read; nvfp4: quantized first, so that value * scale is what is written. */
 typedef struct mm_cuda_stage_args {
-    const void *source;       /* [., columns] BF16 or F32 */
+    const void *source;              /* [., columns] BF16 or F32 */
     uint32_t source_f32, round_bf16; /* F32 hidden states are rounded to BF16 first; F32 intermediates are not */
-    const mm_cuda_plan *plan; /* rows in plan->rows; NULL: row_count */
-    const int32_t *row_pair;  /* row r is source row row_pair[r] / slots_per_token; NULL: r */
-    const int32_t *pair_row;  /* with row_pair: blocks are counted at a token's first row only */
+    const mm_cuda_plan *plan;        /* rows in plan->rows; NULL: row_count */
+    const int32_t *row_pair;         /* row r is source row row_pair[r] / slots_per_token; NULL: r */
+    const int32_t *pair_row;         /* with row_pair: blocks are counted at a token's first row only */
     uint32_t row_count, slots_per_token, columns, pitch; /* pitch of `staged`, in values */
-    uint32_t quantize, global_mode; /* nvfp4; MEGAMOE_GLOBAL_* */
-    float global;             /* STATIC and UNIT, when expert_rows is NULL */
+    uint32_t quantize, global_mode;                      /* nvfp4; MEGAMOE_GLOBAL_* */
+    float global;                                        /* STATIC and UNIT, when expert_rows is NULL */
     const mm_cuda_expert *experts; /* with offsets: the global scale is the row's expert's h_global */
     const int32_t *offsets;
     uint32_t expert_count;
-    uint16_t *staged;         /* [rows, pitch] or NULL */
-    float *globals;           /* [rows] or NULL */
-    uint8_t *codes, *scales;  /* [rows, columns / 2], [rows, columns / 16], or NULL */
+    uint16_t *staged;           /* [rows, pitch] or NULL */
+    float *globals;             /* [rows] or NULL */
+    uint8_t *codes, *scales;    /* [rows, columns / 2], [rows, columns / 16], or NULL */
     mm_cuda_counters *counters; /* or NULL */
 } mm_cuda_stage_args;
 
 /* One expert GEMM over every entry of a list: L1 with its activation, or L2, or a plain product. */
 typedef struct mm_cuda_gemm_args {
     const mm_cuda_expert *experts;
-    const CUtensorMap *maps;  /* per expert, see maps.h; NULL where the kernel uses none */
+    const CUtensorMap *maps; /* per expert, see maps.h; NULL where the kernel uses none */
     const mm_cuda_plan *plan;
     const mm_cuda_entry *entries;
-    uint32_t list;            /* which count of the plan */
-    uint32_t row_count;       /* plan NULL: rows 0 .. row_count - 1, all of experts[0] */
-    uint32_t k, n;            /* n: I for L1, H for L2 */
-    const uint16_t *x;        /* [rows, x_pitch] staged */
+    uint32_t list;      /* which count of the plan */
+    uint32_t row_count; /* plan NULL: rows 0 .. row_count - 1, all of experts[0] */
+    uint32_t k, n;      /* n: I for L1, H for L2 */
+    const uint16_t *x;  /* [rows, x_pitch] staged */
     uint32_t x_pitch, y_pitch;
-    const float *row_global;  /* [rows] g_a, or NULL: x_global */
+    const float *row_global; /* [rows] g_a, or NULL: x_global */
     float x_global;
-    const float *weights;     /* [T, K] routing weights applied here, through row_pair, or NULL */
+    const float *weights; /* [T, K] routing weights applied here, through row_pair, or NULL */
     const int32_t *row_pair;
     uint32_t gated, biased;
-    uint32_t quantized;       /* h is written as fp32 [rows, y_pitch], to be staged; else staged BF16 */
-    uint32_t plain_f32;       /* L2 kernels: y is fp32 rather than BF16 */
+    uint32_t quantized; /* h is written as fp32 [rows, y_pitch], to be staged; else staged BF16 */
+    uint32_t plain_f32; /* L2 kernels: y is fp32 rather than BF16 */
     void *y;
     mm_swiglu swiglu;
     /* decode: see decode.cu */
     float *scratch;
     uint32_t slot_count, slot_bytes, code_pitch, scale_pitch, scale_row_bytes, weight_light, weight_heavy;
-    uint32_t next_weight_heavy, next_items; /* L1: items of L2 per multiprocessor to fetch into the cache at the end; 0: none */
+    uint32_t next_weight_heavy,
+        next_items; /* L1: items of L2 per multiprocessor to fetch into the cache at the end; 0: none */
 } mm_cuda_gemm_args;
 
 typedef struct mm_cuda_combine_args {
-    const uint16_t *p;        /* [rows, columns] BF16 results of L2 */
+    const uint16_t *p; /* [rows, columns] BF16 results of L2 */
     const int32_t *pair_row;
-    const float *weights;     /* [T, K]; NULL: 1 (already applied) */
-    const float *shared;      /* [T, columns] or NULL */
+    const float *weights; /* [T, K]; NULL: 1 (already applied) */
+    const float *shared;  /* [T, columns] or NULL */
     uint32_t token_count, slots_per_token, columns;
     uint16_t *output;
 } mm_cuda_combine_args;
@@ -127,15 +128,15 @@ typedef struct mm_cuda_combine_args {
 typedef struct mm_cuda_route_args {
     const void *hidden;
     uint32_t hidden_f32, token_count, columns, expert_total;
-    const void *weight;       /* [E, H] BF16 or F32 */
+    const void *weight; /* [E, H] BF16 or F32 */
     uint32_t weight_f32;
-    const float *bias;        /* [E] or NULL */
+    const float *bias; /* [E] or NULL */
     const int32_t *token_ids, *token_experts;
     uint32_t vocabulary;
     uint32_t slots_per_token, score, group_count, groups_per_token, normalize;
     float scale;
-    uint32_t split_count;     /* K slices of the logits, added in order */
-    float *logits;            /* [split_count, T, E] */
+    uint32_t split_count; /* K slices of the logits, added in order */
+    float *logits;        /* [split_count, T, E] */
     int32_t *expert_ids;
     float *weights;
     mm_cuda_counters *counters;

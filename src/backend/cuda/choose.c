@@ -40,10 +40,11 @@ megamoe_status mm_gpu_choose(const mm_gpu *gpu, const char *built, bool native, 
                        "backend sm90 needs compute capability 9.0; GPU %u (%s) has %d.%d: use --backend cuda-portable",
                        gpu->ordinal, gpu->name, gpu->major, gpu->minor);
     if (!found || !is_built(built, found))
-        return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE,
-                       "GPU %u (%s) has compute capability %d.%d, %s%s; this build has images for %s: use --backend cpu",
-                       gpu->ordinal, gpu->name, gpu->major, gpu->minor, found ? "which needs image " : "which has no image",
-                       found ? found : "", built);
+        return mm_fail(
+            MEGAMOE_UNSUPPORTED_DEVICE,
+            "GPU %u (%s) has compute capability %d.%d, %s%s; this build has images for %s: use --backend cpu",
+            gpu->ordinal, gpu->name, gpu->major, gpu->minor, found ? "which needs image " : "which has no image",
+            found ? found : "", built);
     if (gpu->shared_bytes < SHARED_NEEDED)
         return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE, "GPU %u (%s) gives a block %d bytes of shared memory; %d are needed",
                        gpu->ordinal, gpu->name, gpu->shared_bytes, SHARED_NEEDED);

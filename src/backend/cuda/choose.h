@@ -6,12 +6,12 @@
 
 /* What was found on this machine. */
 typedef struct mm_gpu {
-    int driver_version;   /* as cuDriverGetVersion gives it: 13000 */
-    int count;            /* of GPUs */
+    int driver_version; /* as cuDriverGetVersion gives it: 13000 */
+    int count;          /* of GPUs */
     uint32_t ordinal;
     char name[96];
-    int major, minor;     /* compute capability */
-    int shared_bytes;     /* the most one block can have */
+    int major, minor; /* compute capability */
+    int shared_bytes; /* the most one block can have */
     int sm_count;
 } mm_gpu;
 

@@ -27,7 +27,8 @@ static megamoe_status gpu_query(const mm_driver *driver, uint32_t ordinal, CUdev
     MM_TRY(mm_driver_status(driver, driver->device_count(&gpu->count), "counting GPUs"));
     if (ordinal >= (uint32_t)gpu->count) return MEGAMOE_OK; /* mm_gpu_choose says so */
     MM_TRY(mm_driver_status(driver, driver->device_get(device, (int)ordinal), "opening the GPU"));
-    MM_TRY(mm_driver_status(driver, driver->device_name(gpu->name, sizeof gpu->name, *device), "reading the GPU's name"));
+    MM_TRY(
+        mm_driver_status(driver, driver->device_name(gpu->name, sizeof gpu->name, *device), "reading the GPU's name"));
     MM_TRY(attribute(driver, *device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &gpu->major));
     MM_TRY(attribute(driver, *device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &gpu->minor));
     MM_TRY(attribute(driver, *device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &gpu->sm_count));
@@ -44,8 +45,12 @@ static megamoe_status probe(uint32_t ordinal, bool native) {
     return mm_gpu_choose(&gpu, mm_cuda_images_built, native, &image);
 }
 
-static megamoe_status probe_portable(uint32_t ordinal) { return probe(ordinal, false); }
-static megamoe_status probe_native(uint32_t ordinal) { return probe(ordinal, true); }
+static megamoe_status probe_portable(uint32_t ordinal) {
+    return probe(ordinal, false);
+}
+static megamoe_status probe_native(uint32_t ordinal) {
+    return probe(ordinal, true);
+}
 
 /* ---- the device ----------------------------------------------------------------------------------------- */
 
@@ -152,7 +157,8 @@ static megamoe_status read_memory(mm_backend_state *state, void *host, const voi
 
 /* ---- memory and launches -------------------------------------------------------------------------------- */
 
-megamoe_status mm_block_create(mm_backend_state *state, uint64_t bytes, const char *what, mm_block **chain, void **base) {
+megamoe_status mm_block_create(mm_backend_state *state, uint64_t bytes, const char *what, mm_block **chain,
+                               void **base) {
     mm_block *block = calloc(1, sizeof *block);
     if (!block) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %s", what);
     CUresult result = state->driver->memory_allocate(&block->base, bytes);
@@ -214,15 +220,18 @@ typedef struct measurement {
 static megamoe_status time_launch(mm_backend_state *state, const measurement *what, double *seconds) {
     const mm_driver *driver = state->driver;
     CUevent begin = NULL, end = NULL;
-    megamoe_status status = mm_driver_status(driver, driver->event_create(&begin, CU_EVENT_DEFAULT), "creating an event");
-    if (status == MEGAMOE_OK) status = mm_driver_status(driver, driver->event_create(&end, CU_EVENT_DEFAULT), "creating an event");
+    megamoe_status status =
+        mm_driver_status(driver, driver->event_create(&begin, CU_EVENT_DEFAULT), "creating an event");
+    if (status == MEGAMOE_OK)
+        status = mm_driver_status(driver, driver->event_create(&end, CU_EVENT_DEFAULT), "creating an event");
     for (int i = 0; status == MEGAMOE_OK && i <= MEASURE_RUNS; i++) {
         float ms = 0.0f;
         driver->event_record(begin, state->stream);
         status = mm_cuda_launch(state, state->stream, what->kernel, &what->how, what->arguments);
         driver->event_record(end, state->stream);
         if (status == MEGAMOE_OK) status = mm_driver_status(driver, driver->event_wait(end), "measuring");
-        if (status == MEGAMOE_OK) status = mm_driver_status(driver, driver->event_elapsed(&ms, begin, end), "measuring");
+        if (status == MEGAMOE_OK)
+            status = mm_driver_status(driver, driver->event_elapsed(&ms, begin, end), "measuring");
         if (i == 1 || (i > 1 && ms * 1e-3 < *seconds)) *seconds = ms * 1e-3;
     }
     if (begin) driver->event_destroy(begin);
@@ -260,9 +269,10 @@ static megamoe_status operand_map(const mm_driver *driver, void *base, uint32_t 
     cuuint64_t extent[2] = {MEASURE_GEMM, MEASURE_GEMM}, pitch[1] = {MEASURE_GEMM * 2};
     cuuint32_t box[2] = {64, box_rows}, step[2] = {1, 1};
     return mm_driver_status(driver,
-                            driver->tensor_map_encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, base, extent, pitch, box, step,
-                                                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+                            driver->tensor_map_encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, base, extent, pitch,
+                                                      box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                                      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
                             "describing an operand");
 }
 
@@ -281,7 +291,8 @@ static megamoe_status measure_matrix(mm_backend_state *state, char *memory, doub
     MM_TRY(operand_map(state->driver, memory, 128, &a));
     MM_TRY(operand_map(state->driver, memory + bytes, 256, &b));
     void *arguments[] = {&a, &b, &c, &size, &size, &size};
-    measurement gemm = {MM_GEMM_BF16, {.grid = {state->sm_count}, .threads = 384, .shared_bytes = 4 * 49152 + 1024}, arguments};
+    measurement gemm = {
+        MM_GEMM_BF16, {.grid = {state->sm_count}, .threads = 384, .shared_bytes = 4 * 49152 + 1024}, arguments};
     MM_TRY(time_launch(state, &gemm, &seconds));
     *tflop_s = 2.0 * MEASURE_GEMM * MEASURE_GEMM * (double)MEASURE_GEMM / seconds * 1e-12;
     return MEGAMOE_OK;
@@ -325,13 +336,16 @@ static megamoe_status counters(mm_backend_layer *layer, megamoe_counters *counte
     return MEGAMOE_OK;
 }
 
-#define MM_CUDA_TABLE                                                                                        \
-    .close = close_device, .describe = describe, .measure = measure, .read = read_memory,                    \
-    .layer_create = mm_cuda_layer_create, .layer_close = mm_cuda_layer_close, .route = mm_cuda_route,        \
-    .run = mm_cuda_run, .counters = counters, .quantize = mm_cuda_quantize,                                 \
-    .dequantize = mm_cuda_dequantize, .grouped_gemm = mm_cuda_grouped_gemm
+#define MM_CUDA_TABLE                                                                                                  \
+    .close = close_device, .describe = describe, .measure = measure, .read = read_memory,                              \
+    .layer_create = mm_cuda_layer_create, .layer_close = mm_cuda_layer_close, .route = mm_cuda_route,                  \
+    .run = mm_cuda_run, .counters = counters, .quantize = mm_cuda_quantize, .dequantize = mm_cuda_dequantize,          \
+    .grouped_gemm = mm_cuda_grouped_gemm
 
-const mm_backend mm_backend_cuda_portable = {
-    .name = "cuda-portable", .id = MEGAMOE_CUDA_PORTABLE, .probe = probe_portable, .open = open_portable, MM_CUDA_TABLE};
+const mm_backend mm_backend_cuda_portable = {.name = "cuda-portable",
+                                             .id = MEGAMOE_CUDA_PORTABLE,
+                                             .probe = probe_portable,
+                                             .open = open_portable,
+                                             MM_CUDA_TABLE};
 const mm_backend mm_backend_sm90 = {
     .name = "sm90", .id = MEGAMOE_SM90, .probe = probe_native, .open = open_native, MM_CUDA_TABLE};

@@ -14,8 +14,8 @@ static void load(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library) return;
     missing = NULL;
-#define MM_DRIVER_FIND(field, symbol)                                                                        \
-    *(void **)&table.field = dlsym(library, MM_DRIVER_NAME(symbol));                                         \
+#define MM_DRIVER_FIND(field, symbol)                                                                                  \
+    *(void **)&table.field = dlsym(library, MM_DRIVER_NAME(symbol));                                                   \
     if (!table.field) missing = MM_DRIVER_NAME(symbol);
 #define MM_DRIVER_NAME(symbol) MM_DRIVER_STRING(symbol)
 #define MM_DRIVER_STRING(symbol) #symbol

@@ -5,51 +5,51 @@
 #include "backend/cuda/driver.h"
 
 /* number, file, function. Files of sm90 come last: they are loaded for backend sm90 alone. */
-#define MM_KERNELS(X)                                                                                        \
-    X(PLAN_WHOLE, plan, mm_plan_whole)                                                                       \
-    X(PLAN_COUNT, plan, mm_plan_count)                                                                       \
-    X(PLAN_SCAN, plan, mm_plan_scan)                                                                         \
-    X(PLAN_PLACE, plan, mm_plan_place)                                                                       \
-    X(PLAN_GROUPS, plan, mm_plan_groups)                                                                     \
-    X(STAGE, stage, mm_stage)                                                                                \
-    X(DEQUANTIZE, stage, mm_dequantize)                                                                      \
-    X(ROUTE_LOGITS, route, mm_route_logits)                                                                  \
-    X(ROUTE_CHOOSE, route, mm_route_choose)                                                                  \
-    X(COMBINE, combine, mm_combine)                                                                          \
-    X(SCALE_LARGEST, measure, mm_scale_largest)                                                              \
-    X(COPY, measure, mm_copy)                                                                                \
-    X(TILE_L1_NVFP4, tile, mm_tile_l1_nvfp4)                                                                 \
-    X(TILE_L1_MXFP4, tile, mm_tile_l1_mxfp4)                                                                 \
-    X(TILE_L1_BF16, tile, mm_tile_l1_bf16)                                                                   \
-    X(TILE_L1_FP8, tile, mm_tile_l1_fp8)                                                                     \
-    X(TILE_L2_NVFP4, tile, mm_tile_l2_nvfp4)                                                                 \
-    X(TILE_L2_MXFP4, tile, mm_tile_l2_mxfp4)                                                                 \
-    X(TILE_L2_BF16, tile, mm_tile_l2_bf16)                                                                   \
-    X(TILE_L2_FP8, tile, mm_tile_l2_fp8)                                                                     \
-    X(DECODE_L1_NVFP4_14, decode, mm_decode_l1_nvfp4_14)                                                     \
-    X(DECODE_L1_NVFP4_10, decode, mm_decode_l1_nvfp4_10)                                                     \
-    X(DECODE_L1_NVFP4_8, decode, mm_decode_l1_nvfp4_8)                                                       \
-    X(DECODE_L1_NVFP4_6, decode, mm_decode_l1_nvfp4_6)                                                       \
-    X(DECODE_L1_NVFP4_4, decode, mm_decode_l1_nvfp4_4)                                                       \
-    X(DECODE_L2_NVFP4_6, decode, mm_decode_l2_nvfp4_6)                                                       \
-    X(DECODE_L2_NVFP4_5, decode, mm_decode_l2_nvfp4_5)                                                       \
-    X(DECODE_L2_NVFP4_4, decode, mm_decode_l2_nvfp4_4)                                                       \
-    X(DECODE_L2_NVFP4_3, decode, mm_decode_l2_nvfp4_3)                                                       \
-    X(DECODE_L2_NVFP4_2, decode, mm_decode_l2_nvfp4_2)                                                       \
-    X(DECODE_L1_MXFP4_14, decode, mm_decode_l1_mxfp4_14)                                                     \
-    X(DECODE_L1_MXFP4_8, decode, mm_decode_l1_mxfp4_8)                                                       \
-    X(DECODE_L1_MXFP4_4, decode, mm_decode_l1_mxfp4_4)                                                       \
-    X(DECODE_L2_MXFP4_6, decode, mm_decode_l2_mxfp4_6)                                                       \
-    X(DECODE_L2_MXFP4_4, decode, mm_decode_l2_mxfp4_4)                                                       \
-    X(DECODE_L2_MXFP4_2, decode, mm_decode_l2_mxfp4_2)                                                       \
-    X(MID_L1_NVFP4, sm90_mid, mm_mid_l1_nvfp4)                                                               \
-    X(MID_L2_NVFP4, sm90_mid, mm_mid_l2_nvfp4)                                                               \
-    X(MID_L1_MXFP4, sm90_mid, mm_mid_l1_mxfp4)                                                               \
-    X(MID_L2_MXFP4, sm90_mid, mm_mid_l2_mxfp4)                                                               \
-    X(WIDE_L1_NVFP4, sm90_wide, mm_wide_l1_nvfp4)                                                            \
-    X(WIDE_L2_NVFP4, sm90_wide, mm_wide_l2_nvfp4)                                                            \
-    X(WIDE_L1_MXFP4, sm90_wide, mm_wide_l1_mxfp4)                                                            \
-    X(WIDE_L2_MXFP4, sm90_wide, mm_wide_l2_mxfp4)                                                            \
+#define MM_KERNELS(X)                                                                                                  \
+    X(PLAN_WHOLE, plan, mm_plan_whole)                                                                                 \
+    X(PLAN_COUNT, plan, mm_plan_count)                                                                                 \
+    X(PLAN_SCAN, plan, mm_plan_scan)                                                                                   \
+    X(PLAN_PLACE, plan, mm_plan_place)                                                                                 \
+    X(PLAN_GROUPS, plan, mm_plan_groups)                                                                               \
+    X(STAGE, stage, mm_stage)                                                                                          \
+    X(DEQUANTIZE, stage, mm_dequantize)                                                                                \
+    X(ROUTE_LOGITS, route, mm_route_logits)                                                                            \
+    X(ROUTE_CHOOSE, route, mm_route_choose)                                                                            \
+    X(COMBINE, combine, mm_combine)                                                                                    \
+    X(SCALE_LARGEST, measure, mm_scale_largest)                                                                        \
+    X(COPY, measure, mm_copy)                                                                                          \
+    X(TILE_L1_NVFP4, tile, mm_tile_l1_nvfp4)                                                                           \
+    X(TILE_L1_MXFP4, tile, mm_tile_l1_mxfp4)                                                                           \
+    X(TILE_L1_BF16, tile, mm_tile_l1_bf16)                                                                             \
+    X(TILE_L1_FP8, tile, mm_tile_l1_fp8)                                                                               \
+    X(TILE_L2_NVFP4, tile, mm_tile_l2_nvfp4)                                                                           \
+    X(TILE_L2_MXFP4, tile, mm_tile_l2_mxfp4)                                                                           \
+    X(TILE_L2_BF16, tile, mm_tile_l2_bf16)                                                                             \
+    X(TILE_L2_FP8, tile, mm_tile_l2_fp8)                                                                               \
+    X(DECODE_L1_NVFP4_14, decode, mm_decode_l1_nvfp4_14)                                                               \
+    X(DECODE_L1_NVFP4_10, decode, mm_decode_l1_nvfp4_10)                                                               \
+    X(DECODE_L1_NVFP4_8, decode, mm_decode_l1_nvfp4_8)                                                                 \
+    X(DECODE_L1_NVFP4_6, decode, mm_decode_l1_nvfp4_6)                                                                 \
+    X(DECODE_L1_NVFP4_4, decode, mm_decode_l1_nvfp4_4)                                                                 \
+    X(DECODE_L2_NVFP4_6, decode, mm_decode_l2_nvfp4_6)                                                                 \
+    X(DECODE_L2_NVFP4_5, decode, mm_decode_l2_nvfp4_5)                                                                 \
+    X(DECODE_L2_NVFP4_4, decode, mm_decode_l2_nvfp4_4)                                                                 \
+    X(DECODE_L2_NVFP4_3, decode, mm_decode_l2_nvfp4_3)                                                                 \
+    X(DECODE_L2_NVFP4_2, decode, mm_decode_l2_nvfp4_2)                                                                 \
+    X(DECODE_L1_MXFP4_14, decode, mm_decode_l1_mxfp4_14)                                                               \
+    X(DECODE_L1_MXFP4_8, decode, mm_decode_l1_mxfp4_8)                                                                 \
+    X(DECODE_L1_MXFP4_4, decode, mm_decode_l1_mxfp4_4)                                                                 \
+    X(DECODE_L2_MXFP4_6, decode, mm_decode_l2_mxfp4_6)                                                                 \
+    X(DECODE_L2_MXFP4_4, decode, mm_decode_l2_mxfp4_4)                                                                 \
+    X(DECODE_L2_MXFP4_2, decode, mm_decode_l2_mxfp4_2)                                                                 \
+    X(MID_L1_NVFP4, sm90_mid, mm_mid_l1_nvfp4)                                                                         \
+    X(MID_L2_NVFP4, sm90_mid, mm_mid_l2_nvfp4)                                                                         \
+    X(MID_L1_MXFP4, sm90_mid, mm_mid_l1_mxfp4)                                                                         \
+    X(MID_L2_MXFP4, sm90_mid, mm_mid_l2_mxfp4)                                                                         \
+    X(WIDE_L1_NVFP4, sm90_wide, mm_wide_l1_nvfp4)                                                                      \
+    X(WIDE_L2_NVFP4, sm90_wide, mm_wide_l2_nvfp4)                                                                      \
+    X(WIDE_L1_MXFP4, sm90_wide, mm_wide_l1_mxfp4)                                                                      \
+    X(WIDE_L2_MXFP4, sm90_wide, mm_wide_l2_mxfp4)                                                                      \
     X(GEMM_BF16, sm90_measure, mm_gemm_bf16)
 
 typedef enum mm_kernel {

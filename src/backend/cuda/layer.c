@@ -57,7 +57,8 @@ static uint32_t scale_pitch(uint32_t bytes) {
 }
 
 /* Fills in how one decode GEMM runs; leaves kernel at MM_KERNEL_COUNT where it cannot. */
-static void choose_decode(const mm_backend_layer *layer, const mm_cuda_matrix *m, bool l1, uint32_t k, mm_decode_form *form) {
+static void choose_decode(const mm_backend_layer *layer, const mm_cuda_matrix *m, bool l1, uint32_t k,
+                          mm_decode_form *form) {
     const uint32_t groups = mm_round_up(k, 128) / 128, quarters = (groups + 3) / 4;
     const uint32_t scale_bytes = m->format == MM_MXFP4 ? k / 32 : k / 16;
     mm_decode_form f = {.kernel = MM_KERNEL_COUNT};
@@ -76,7 +77,8 @@ static void choose_decode(const mm_backend_layer *layer, const mm_cuda_matrix *m
     f.slot_bytes = 32 * (f.code_pitch + f.scale_pitch);
     if (f.passes == 2 && f.slot_bytes < 16 * (k / 2 + scale_bytes)) f.slot_bytes = 16 * (k / 2 + scale_bytes);
     f.slot_bytes = mm_round_up(f.slot_bytes, 128);
-    f.slot_count = ((uint32_t)layer->state->gpu.shared_bytes - DECODE_PARTIAL_BYTES - DECODE_STATIC_BYTES) / f.slot_bytes;
+    f.slot_count =
+        ((uint32_t)layer->state->gpu.shared_bytes - DECODE_PARTIAL_BYTES - DECODE_STATIC_BYTES) / f.slot_bytes;
     if (f.slot_count < 2 || f.code_pitch > 2048) return;
     if (f.slot_count > DECODE_SLOTS_MAX) f.slot_count = DECODE_SLOTS_MAX;
     f.shared_bytes = f.slot_count * f.slot_bytes + DECODE_PARTIAL_BYTES;
@@ -106,8 +108,8 @@ static void choose_native(mm_backend_layer *layer, const mm_cuda_matrix *m, bool
 }
 
 /*
- * Both GEMMs of a list use kernels of one kind, because the plan's entries are cut for it. Formats and pitches must agree
- * over the experts; anything else takes the portable tile kernels.
+ * Both GEMMs of a list use kernels of one kind, because the plan's entries are cut for it. Formats and pitches must
+ * agree over the experts; anything else takes the portable tile kernels.
  */
 static void choose_kernels(mm_backend_layer *layer, const mm_cuda_expert *experts) {
     const megamoe_shape *shape = &layer->weights->shape;
@@ -124,7 +126,8 @@ static void choose_kernels(mm_backend_layer *layer, const mm_cuda_expert *expert
         choose_decode(layer, m, !l2, k, &layer->decode[l2]);
         choose_native(layer, m, !l2, k, n);
     }
-    if (layer->state->batch_invariant || layer->decode[0].kernel == MM_KERNEL_COUNT || layer->decode[1].kernel == MM_KERNEL_COUNT)
+    if (layer->state->batch_invariant || layer->decode[0].kernel == MM_KERNEL_COUNT ||
+        layer->decode[1].kernel == MM_KERNEL_COUNT)
         layer->decode[0].kernel = layer->decode[1].kernel = MM_KERNEL_COUNT;
     if (layer->mid[0] == MM_KERNEL_COUNT || layer->mid[1] == MM_KERNEL_COUNT)
         layer->mid[0] = layer->mid[1] = layer->wide[0] = layer->wide[1] = MM_KERNEL_COUNT;
@@ -137,14 +140,15 @@ typedef struct map_form {
     uint32_t value_bytes, box_bytes, box_rows;
 } map_form;
 
-static megamoe_status encode(const mm_driver *driver, const uint8_t *base, uint64_t row_bytes, uint64_t pitch, uint32_t rows,
-                             const map_form *form, CUtensorMap *map) {
+static megamoe_status encode(const mm_driver *driver, const uint8_t *base, uint64_t row_bytes, uint64_t pitch,
+                             uint32_t rows, const map_form *form, CUtensorMap *map) {
     cuuint64_t extent[2] = {row_bytes / form->value_bytes, rows}, pitches[1] = {pitch};
     cuuint32_t box[2] = {form->box_bytes / form->value_bytes, form->box_rows}, step[2] = {1, 1};
     return mm_driver_status(driver,
-                            driver->tensor_map_encode(map, form->type, 2, (void *)(uintptr_t)base, extent, pitches, box, step,
-                                                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
-                                                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+                            driver->tensor_map_encode(map, form->type, 2, (void *)(uintptr_t)base, extent, pitches, box,
+                                                      step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                                                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
                             "describing a weight matrix");
 }
 
@@ -156,8 +160,8 @@ static megamoe_status encode_decode(const mm_backend_layer *layer, const mm_cuda
     const map_form codes = {CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 8, d->code_pitch, 16};
     const map_form scales = {CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 8, d->scale_pitch, 16};
     MM_TRY(encode(layer->state->driver, m->codes, k / 2, m->row_bytes, n, &codes, &maps[0]));
-    return encode(layer->state->driver, m->scales, m->format == MM_MXFP4 ? k / 32 : k / 16, m->scale_row_bytes, n, &scales,
-                  &maps[1]);
+    return encode(layer->state->driver, m->scales, m->format == MM_MXFP4 ? k / 32 : k / 16, m->scale_row_bytes, n,
+                  &scales, &maps[1]);
 }
 
 static megamoe_status encode_tile(const mm_backend_layer *layer, const mm_cuda_matrix *m, int l2, uint32_t groups,
@@ -169,7 +173,8 @@ static megamoe_status encode_tile(const mm_backend_layer *layer, const mm_cuda_m
 }
 
 /* maps: per expert 6 of decode, 3 of MID, 3 of WIDE, in three arrays one after the other. */
-static megamoe_status encode_expert(const mm_backend_layer *layer, const mm_cuda_expert *e, uint32_t i, CUtensorMap *maps) {
+static megamoe_status encode_expert(const mm_backend_layer *layer, const mm_cuda_expert *e, uint32_t i,
+                                    CUtensorMap *maps) {
     const uint32_t count = layer->weights->expert_count;
     const mm_cuda_matrix *matrices[3] = {&e->gate, &e->up, &e->down};
     for (uint32_t j = 0; j < 3; j++) {
@@ -223,7 +228,8 @@ static megamoe_status check_e8m0(mm_backend_layer *layer, const mm_cuda_expert *
         const mm_cuda_expert *e = &experts[i / 3];
         const mm_cuda_matrix *m = i % 3 == 0 ? &e->gate : i % 3 == 1 ? &e->up : &e->down;
         uint32_t k = i % 3 == 2 ? layer->weights->shape.intermediate : layer->weights->shape.hidden;
-        uint32_t rows = i % 3 == 2 ? layer->weights->shape.hidden : layer->weights->shape.intermediate, columns = k / 32;
+        uint32_t rows = i % 3 == 2 ? layer->weights->shape.hidden : layer->weights->shape.intermediate,
+                 columns = k / 32;
         const uint8_t *scales = m->scales;
         unsigned long long pitch = m->scale_row_bytes;
         if (!m->codes) continue;
@@ -232,13 +238,15 @@ static megamoe_status check_e8m0(mm_backend_layer *layer, const mm_cuda_expert *
         status = mm_cuda_launch(state, state->stream, MM_SCALE_LARGEST, &how, arguments);
     }
     if (status == MEGAMOE_OK)
-        status = mm_driver_status(state->driver,
-                                  state->driver->copy_to_host(&found, (CUdeviceptr)(uintptr_t)largest, sizeof found, state->stream),
-                                  "scanning scales");
+        status = mm_driver_status(
+            state->driver,
+            state->driver->copy_to_host(&found, (CUdeviceptr)(uintptr_t)largest, sizeof found, state->stream),
+            "scanning scales");
     state->driver->stream_wait(state->stream);
     mm_blocks_free(state, &blocks);
     if (status == MEGAMOE_OK && found > 136)
-        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL, "a weight has E8M0 scale byte %u (2^%d); the GPU kernels reach 136 (2^9)", found,
+        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL,
+                       "a weight has E8M0 scale byte %u (2^%d); the GPU kernels reach 136 (2^9)", found,
                        (int)found - 127);
     return status;
 }
@@ -246,11 +254,13 @@ static megamoe_status check_e8m0(mm_backend_layer *layer, const mm_cuda_expert *
 static megamoe_status check_matrix(const mm_cuda_matrix *m, const char *what) {
     if (!m->codes) return MEGAMOE_OK;
     if (m->row_bytes % 8 != 0 || (uintptr_t)m->codes % (m->format == MM_NVFP4 || m->format == MM_MXFP4 ? 8 : 16) != 0)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s begins at %p with rows of %llu bytes; the GPU kernels need multiples of %d",
-                       what, (const void *)m->codes, (unsigned long long)m->row_bytes,
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT,
+                       "%s begins at %p with rows of %llu bytes; the GPU kernels need multiples of %d", what,
+                       (const void *)m->codes, (unsigned long long)m->row_bytes,
                        m->format == MM_NVFP4 || m->format == MM_MXFP4 ? 8 : 16);
     if (m->format == MM_FP8 && m->scale_f32 && m->block_columns % 128 != 0)
-        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL, "%s has fp32 scales per %u columns; the GPU kernels take multiples of 128", what,
+        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL,
+                       "%s has fp32 scales per %u columns; the GPU kernels take multiples of 128", what,
                        m->block_columns);
     return MEGAMOE_OK;
 }
@@ -299,10 +309,15 @@ static void scratch_lay(const mm_backend_layer *layer, arena *a, mm_scratch *s) 
     s->block_counts = take(a, e * 64, 4), s->plan = take(a, 1, sizeof *s->plan);
     for (int i = 0; i < MM_CUDA_LIST_COUNT; i++) s->entries[i] = take(a, e + pairs / 8 + 1, sizeof(mm_cuda_entry));
     s->row_global = take(a, rows, 4);
-    s->x = take(a, rows * layer->h_pitch, 2), s->h = take(a, rows * layer->i_pitch, 2), s->p = take(a, rows * shape->hidden, 2);
+    s->x = take(a, rows * layer->h_pitch, 2), s->h = take(a, rows * layer->i_pitch, 2),
+    s->p = take(a, rows * shape->hidden, 2);
     s->h32 = take(a, nvfp4 ? rows * shape->intermediate : 0, 4);
     /* 1 KB per tile of 16 MMA rows of every heavy entry */
-    s->partials = take(a, layer->decode[0].kernel != MM_KERNEL_COUNT && layer->decode[0].passes == 2 ? (e + pairs / 8 + 1) * (shape->intermediate / 8) : 0, 1024);
+    s->partials = take(a,
+                       layer->decode[0].kernel != MM_KERNEL_COUNT && layer->decode[0].passes == 2
+                           ? (e + pairs / 8 + 1) * (shape->intermediate / 8)
+                           : 0,
+                       1024);
     s->token_x = take(a, w->shared ? (tokens + 160) * layer->h_pitch : 0, 2);
     s->shared_h = take(a, (tokens + 160) * layer->shared_pitch, 2);
     s->shared_h32 = take(a, nvfp4 ? tokens * shared_i : 0, 4);
@@ -354,7 +369,8 @@ static megamoe_status create(mm_backend_layer *layer, bool on_device, const mega
         choose_kernels(layer, experts);
         if (w->shared) {
             const uint32_t format = experts[w->expert_count].up.format;
-            layer->shared_tile[0] = mm_cuda_portable_tile(true, format), layer->shared_tile[1] = mm_cuda_portable_tile(false, format);
+            layer->shared_tile[0] = mm_cuda_portable_tile(true, format),
+            layer->shared_tile[1] = mm_cuda_portable_tile(false, format);
         }
         status = create_maps(layer, experts);
     }

@@ -28,8 +28,8 @@ static megamoe_status uploader_flush(uploader *up) {
     const mm_driver *driver = up->state->driver;
     uint64_t bytes = up->done - up->sent;
     if (bytes == 0) return MEGAMOE_OK;
-    CUresult result = driver->copy_to_device((CUdeviceptr)(uintptr_t)(up->target + up->sent), up->chunks[up->chunk], bytes,
-                                             up->state->stream);
+    CUresult result = driver->copy_to_device((CUdeviceptr)(uintptr_t)(up->target + up->sent), up->chunks[up->chunk],
+                                             bytes, up->state->stream);
     if (result == CUDA_SUCCESS) result = driver->event_record(up->copied[up->chunk], up->state->stream);
     up->sent = up->done;
     up->chunk = (up->chunk + 1) % CHUNK_COUNT;
@@ -62,7 +62,8 @@ static megamoe_status upload_rows(uploader *up, const void *rows, uint64_t row_b
     if (rows) {
         MM_TRY(uploader_append(up, zeros, padding));
         at = up->state ? up->target + up->done : rows;
-        if (pitch == row_bytes) MM_TRY(uploader_append(up, rows, row_bytes * count));
+        if (pitch == row_bytes)
+            MM_TRY(uploader_append(up, rows, row_bytes * count));
         else
             for (uint64_t i = 0; i < count; i++) MM_TRY(uploader_append(up, (const char *)rows + i * pitch, row_bytes));
     }
@@ -84,7 +85,9 @@ static uint64_t scale_row_bytes(const mm_matrix *m) {
     switch (m->format) {
     case MM_NVFP4: return m->columns / 16;
     case MM_MXFP4: return m->columns / 32;
-    case MM_FP8: return (uint64_t)((m->columns + m->block_columns - 1) / m->block_columns) * (m->scale_dtype == MEGAMOE_F32 ? 4 : 1);
+    case MM_FP8:
+        return (uint64_t)((m->columns + m->block_columns - 1) / m->block_columns) *
+               (m->scale_dtype == MEGAMOE_F32 ? 4 : 1);
     case MM_BF16: break;
     }
     return 0;
@@ -95,10 +98,18 @@ static uint64_t scale_rows(const mm_matrix *m) {
 }
 
 mm_cuda_matrix mm_cuda_matrix_borrow(const mm_matrix *m) {
-    return (mm_cuda_matrix){.codes = m->codes, .scales = m->scales, .bias = m->bias, .row_bytes = m->row_bytes,
-                            .scale_row_bytes = m->scale_row_bytes, .bias_stride = m->bias_stride, .format = m->format,
-                            .scale_f32 = m->scale_dtype == MEGAMOE_F32, .bias_f32 = m->bias_dtype == MEGAMOE_F32,
-                            .block_rows = m->block_rows, .block_columns = m->block_columns, .global = m->global};
+    return (mm_cuda_matrix){.codes = m->codes,
+                            .scales = m->scales,
+                            .bias = m->bias,
+                            .row_bytes = m->row_bytes,
+                            .scale_row_bytes = m->scale_row_bytes,
+                            .bias_stride = m->bias_stride,
+                            .format = m->format,
+                            .scale_f32 = m->scale_dtype == MEGAMOE_F32,
+                            .bias_f32 = m->bias_dtype == MEGAMOE_F32,
+                            .block_rows = m->block_rows,
+                            .block_columns = m->block_columns,
+                            .global = m->global};
 }
 
 static megamoe_status matrix_upload(uploader *up, const mm_matrix *m, mm_cuda_matrix *out) {
@@ -144,7 +155,8 @@ static megamoe_status uploader_open(uploader *up) {
         void *chunk = NULL;
         MM_TRY(mm_driver_status(driver, driver->host_allocate(&chunk, CHUNK_BYTES, 0), "allocating pinned memory"));
         up->chunks[i] = chunk;
-        MM_TRY(mm_driver_status(driver, driver->event_create(&up->copied[i], CU_EVENT_DISABLE_TIMING), "creating an event"));
+        MM_TRY(mm_driver_status(driver, driver->event_create(&up->copied[i], CU_EVENT_DISABLE_TIMING),
+                                "creating an event"));
     }
     return MEGAMOE_OK;
 }
@@ -165,7 +177,9 @@ static void borrow_all(mm_backend_layer *layer, mm_cuda_expert *experts) {
 /* The global scale of an expert's intermediate, which the down projection's results carry. */
 static float intermediate_global(const mm_layer_weights *w, const mm_expert *e) {
     bool fp4 = e->down.format == MM_NVFP4 || e->down.format == MM_MXFP4;
-    return fp4 && w->activations == MEGAMOE_ACTIVATIONS_NVFP4 && w->intermediate_mode == MEGAMOE_GLOBAL_STATIC ? e->intermediate_global : 1.0f;
+    return fp4 && w->activations == MEGAMOE_ACTIVATIONS_NVFP4 && w->intermediate_mode == MEGAMOE_GLOBAL_STATIC
+               ? e->intermediate_global
+               : 1.0f;
 }
 
 megamoe_status mm_cuda_weights_load(mm_backend_layer *layer, bool on_device, const megamoe_layer_options *options,

@@ -1,7 +1,7 @@
 /*
- * A batch on the GPU: route, plan, stage, L1, (quantize), L2, shared expert, combine. Everything is enqueued on the caller's
- * stream; nothing waits, allocates or looks at the data, so a run can be captured into a graph and replayed with other
- * data and other routing.
+ * A batch on the GPU: route, plan, stage, L1, (quantize), L2, shared expert, combine. Everything is enqueued on the
+ * caller's stream; nothing waits, allocates or looks at the data, so a run can be captured into a graph and replayed
+ * with other data and other routing.
  *
  * Launches after the first are programmatic: each kernel begins early and waits (griddepcontrol.wait) before it touches
  * what another one wrote. The decode kernels read the plan before that wait, to fetch weights: that is safe because the
@@ -42,7 +42,7 @@ typedef struct run {
     mm_scratch s;
     CUstream stream;
     uint32_t token_count, pair_count, rows_max; /* rows_max: the most sorted rows there can be */
-    bool nvfp4, started; /* started: a launch of this run came before */
+    bool nvfp4, started;                        /* started: a launch of this run came before */
 } run;
 
 static megamoe_status launch(run *r, mm_kernel kernel, mm_launch how, void **arguments) {
@@ -51,7 +51,9 @@ static megamoe_status launch(run *r, mm_kernel kernel, mm_launch how, void **arg
     return mm_cuda_launch(r->state, r->stream, kernel, &how, arguments);
 }
 
-static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static uint32_t smaller(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
 
 static void run_begin(run *r, mm_backend_layer *layer, uint32_t token_count, CUstream stream) {
     memset(r, 0, sizeof *r);
@@ -72,24 +74,38 @@ static uint32_t route_splits(const run *r) {
 static megamoe_status run_router(run *r, const megamoe_batch *batch, int32_t *ids, float *weights) {
     const megamoe_shape *shape = &r->weights->shape;
     const mm_router *router = &r->weights->router;
-    mm_cuda_route_args args = {.hidden = batch->hidden, .hidden_f32 = batch->hidden_dtype == MEGAMOE_F32,
-                               .token_count = r->token_count, .columns = shape->hidden, .expert_total = shape->expert_count,
-                               .weight = r->layer->router_weight, .weight_f32 = router->weight_dtype == MEGAMOE_F32,
-                               .bias = r->layer->router_bias, .token_ids = batch->token_ids,
+    mm_cuda_route_args args = {.hidden = batch->hidden,
+                               .hidden_f32 = batch->hidden_dtype == MEGAMOE_F32,
+                               .token_count = r->token_count,
+                               .columns = shape->hidden,
+                               .expert_total = shape->expert_count,
+                               .weight = r->layer->router_weight,
+                               .weight_f32 = router->weight_dtype == MEGAMOE_F32,
+                               .bias = r->layer->router_bias,
+                               .token_ids = batch->token_ids,
                                .token_experts = shape->hash_routed ? r->layer->token_experts : NULL,
-                               .vocabulary = router->vocabulary, .slots_per_token = shape->experts_per_token,
-                               .score = shape->score, .group_count = shape->group_count > 1 ? shape->group_count : 1,
-                               .groups_per_token = shape->groups_per_token, .normalize = shape->normalize_weights,
-                               .scale = shape->routed_scale, .split_count = route_splits(r), .logits = r->s.logits,
-                               .expert_ids = ids, .weights = weights, .counters = r->layer->counters};
+                               .vocabulary = router->vocabulary,
+                               .slots_per_token = shape->experts_per_token,
+                               .score = shape->score,
+                               .group_count = shape->group_count > 1 ? shape->group_count : 1,
+                               .groups_per_token = shape->groups_per_token,
+                               .normalize = shape->normalize_weights,
+                               .scale = shape->routed_scale,
+                               .split_count = route_splits(r),
+                               .logits = r->s.logits,
+                               .expert_ids = ids,
+                               .weights = weights,
+                               .counters = r->layer->counters};
     void *arguments[] = {&args};
-    mm_launch logits = {.grid = {(shape->expert_count + 15) / 16, (r->token_count + ROUTE_TOKENS - 1) / ROUTE_TOKENS, args.split_count},
-                        .threads = ROUTE_THREADS};
+    mm_launch logits = {
+        .grid = {(shape->expert_count + 15) / 16, (r->token_count + ROUTE_TOKENS - 1) / ROUTE_TOKENS, args.split_count},
+        .threads = ROUTE_THREADS};
     mm_launch choose = {.grid = {(r->token_count + CHOOSE_WARPS - 1) / CHOOSE_WARPS},
                         .threads = CHOOSE_WARPS * 32,
                         .shared_bytes = CHOOSE_WARPS * 8 * (shape->expert_count + args.group_count)};
     if (!router->weight)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "the layer has no router: the batch needs expert_ids and expert_weights");
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT,
+                       "the layer has no router: the batch needs expert_ids and expert_weights");
     if (shape->hash_routed && !batch->token_ids)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "a hash-routed layer needs token_ids");
     MM_TRY(launch(r, MM_ROUTE_LOGITS, logits, arguments));
@@ -99,14 +115,22 @@ static megamoe_status run_router(run *r, const megamoe_batch *batch, int32_t *id
 /* ---- plan and staging ----------------------------------------------------------------------------------- */
 
 /*
- * Which list takes how many rows. What decides is an expert's row count, and the batch's token count where a list is not worth
- * its launches: up to 64 tokens everything is decode's (an expert of more than 16 rows is cut into entries), up to 1024 nothing
- * is WIDE's.
+ * Which list takes how many rows. What decides is an expert's row count, and the batch's token count where a list is
+ * not worth its launches: up to 64 tokens everything is decode's (an expert of more than 16 rows is cut into entries),
+ * up to 1024 nothing is WIDE's.
  */
-static bool uses_decode(const run *r) { return r->layer->decode[0].kernel != MM_KERNEL_COUNT; }
-static bool uses_native(const run *r) { return r->layer->mid[0] != MM_KERNEL_COUNT; }
-static bool uses_tiles(const run *r) { return !uses_decode(r) || r->token_count > DECODE_ONLY_TOKENS; }
-static bool uses_wide(const run *r) { return uses_native(r) && r->token_count > MID_ONLY_TOKENS; }
+static bool uses_decode(const run *r) {
+    return r->layer->decode[0].kernel != MM_KERNEL_COUNT;
+}
+static bool uses_native(const run *r) {
+    return r->layer->mid[0] != MM_KERNEL_COUNT;
+}
+static bool uses_tiles(const run *r) {
+    return !uses_decode(r) || r->token_count > DECODE_ONLY_TOKENS;
+}
+static bool uses_wide(const run *r) {
+    return uses_native(r) && r->token_count > MID_ONLY_TOKENS;
+}
 
 static void plan_limits(const run *r, mm_cuda_plan_args *args) {
     args->decode_rows = !uses_decode(r) ? 0 : uses_tiles(r) ? MM_CUDA_DECODE_ROWS : UINT32_MAX;
@@ -126,12 +150,20 @@ static megamoe_status run_plan(run *r, const int32_t *ids) {
     const megamoe_shape *shape = &r->weights->shape;
     const uint32_t experts = r->weights->expert_count, e = experts > 0 ? experts : 1;
     const bool small = r->pair_count <= PLAN_SMALL_PAIRS;
-    mm_cuda_plan_args args = {.expert_ids = ids, .local_index = r->layer->local_index, .token_count = r->token_count,
-                              .slots_per_token = shape->experts_per_token, .expert_total = shape->expert_count,
-                              .expert_count = experts, .block_count = small ? 1 : PLAN_BLOCKS,
+    mm_cuda_plan_args args = {.expert_ids = ids,
+                              .local_index = r->layer->local_index,
+                              .token_count = r->token_count,
+                              .slots_per_token = shape->experts_per_token,
+                              .expert_total = shape->expert_count,
+                              .expert_count = experts,
+                              .block_count = small ? 1 : PLAN_BLOCKS,
                               .warp_count = plan_warps(r->pair_count, small ? 1 : PLAN_BLOCKS, e),
-                              .block_counts = r->s.block_counts, .offsets = r->s.offsets, .row_pair = r->s.row_pair,
-                              .pair_row = r->s.pair_row, .plan = r->s.plan, .counters = r->layer->counters,
+                              .block_counts = r->s.block_counts,
+                              .offsets = r->s.offsets,
+                              .row_pair = r->s.row_pair,
+                              .pair_row = r->s.pair_row,
+                              .plan = r->s.plan,
+                              .counters = r->layer->counters,
                               .expert_tokens = r->layer->expert_tokens};
     void *arguments[] = {&args};
     mm_launch how = {.grid = {args.block_count}, .threads = PLAN_THREADS};
@@ -152,7 +184,8 @@ static megamoe_status run_plan(run *r, const int32_t *ids) {
 megamoe_status mm_cuda_stage_launch(const mm_backend_state *state, const mm_cuda_stage_args *args, uint32_t rows_max,
                                     bool after_start, CUstream stream) {
     void *arguments[] = {(void *)(uintptr_t)args};
-    mm_launch how = {.grid = {smaller(rows_max, state->sm_count * 8)}, .threads = STAGE_THREADS, .after_start = after_start};
+    mm_launch how = {
+        .grid = {smaller(rows_max, state->sm_count * 8)}, .threads = STAGE_THREADS, .after_start = after_start};
     return mm_cuda_launch(state, stream, MM_STAGE, &how, arguments);
 }
 
@@ -164,9 +197,14 @@ static megamoe_status stage(run *r, const mm_cuda_stage_args *args) {
 
 static mm_cuda_stage_args hidden_args(const run *r, const megamoe_batch *batch) {
     const megamoe_shape *shape = &r->weights->shape;
-    return (mm_cuda_stage_args){.source = batch->hidden, .source_f32 = batch->hidden_dtype == MEGAMOE_F32, .round_bf16 = 1,
-                                .slots_per_token = shape->experts_per_token, .columns = shape->hidden,
-                                .pitch = r->layer->h_pitch, .quantize = r->nvfp4, .global_mode = r->weights->input_mode,
+    return (mm_cuda_stage_args){.source = batch->hidden,
+                                .source_f32 = batch->hidden_dtype == MEGAMOE_F32,
+                                .round_bf16 = 1,
+                                .slots_per_token = shape->experts_per_token,
+                                .columns = shape->hidden,
+                                .pitch = r->layer->h_pitch,
+                                .quantize = r->nvfp4,
+                                .global_mode = r->weights->input_mode,
                                 .global = r->nvfp4 ? r->weights->input_global : 1.0f};
 }
 
@@ -180,13 +218,13 @@ static megamoe_status run_stage(run *r, const megamoe_batch *batch) {
 
 /* ---- expert GEMMs --------------------------------------------------------------------------------------- */
 
-megamoe_status mm_tokens_map(const mm_driver *driver, const uint16_t *rows, uint64_t row_count, uint32_t pitch, uint32_t box,
-                             CUtensorMap *map) {
+megamoe_status mm_tokens_map(const mm_driver *driver, const uint16_t *rows, uint64_t row_count, uint32_t pitch,
+                             uint32_t box, CUtensorMap *map) {
     cuuint64_t extent[2] = {pitch, row_count}, pitches[1] = {pitch * 2ull};
     cuuint32_t sizes[2] = {64, box}, step[2] = {1, 1};
     return mm_driver_status(driver,
-                            driver->tensor_map_encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)(uintptr_t)rows, extent,
-                                                      pitches, sizes, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                            driver->tensor_map_encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)(uintptr_t)rows,
+                                                      extent, pitches, sizes, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                                       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                                       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
                             "describing staged rows");
@@ -196,7 +234,8 @@ static megamoe_status run_decode(run *r, int l2, mm_cuda_gemm_args args) {
     const mm_decode_form *form = &r->layer->decode[l2];
     void *arguments[] = {&args};
     mm_launch how = {.grid = {r->state->sm_count}, .threads = DECODE_THREADS, .shared_bytes = form->shared_bytes};
-    args.maps = r->layer->decode_maps, args.list = MM_CUDA_LIST_DECODE, args.entries = r->s.entries[MM_CUDA_LIST_DECODE];
+    args.maps = r->layer->decode_maps, args.list = MM_CUDA_LIST_DECODE,
+    args.entries = r->s.entries[MM_CUDA_LIST_DECODE];
     args.scratch = r->s.partials;
     args.slot_count = form->slot_count, args.slot_bytes = form->slot_bytes;
     args.code_pitch = form->code_pitch, args.scale_pitch = form->scale_pitch;
@@ -210,8 +249,10 @@ static megamoe_status run_native(run *r, int l2, int list, mm_cuda_gemm_args arg
     const bool wide = list == MM_CUDA_LIST_WIDE;
     CUtensorMap rows64, rows8;
     void *arguments[] = {&rows64, &rows8, &args};
-    mm_launch how = {.grid = {r->state->sm_count}, .threads = NATIVE_THREADS, .shared_bytes = wide ? WIDE_SHARED : MID_SHARED};
-    args.maps = wide ? r->layer->wide_maps : r->layer->mid_maps, args.list = (uint32_t)list, args.entries = r->s.entries[list];
+    mm_launch how = {
+        .grid = {r->state->sm_count}, .threads = NATIVE_THREADS, .shared_bytes = wide ? WIDE_SHARED : MID_SHARED};
+    args.maps = wide ? r->layer->wide_maps : r->layer->mid_maps, args.list = (uint32_t)list,
+    args.entries = r->s.entries[list];
     MM_TRY(mm_tokens_map(r->state->driver, args.x, r->pair_count, args.x_pitch, 64, &rows64));
     MM_TRY(mm_tokens_map(r->state->driver, args.x, r->pair_count, args.x_pitch, 8, &rows8));
     return launch(r, wide ? r->layer->wide[l2] : r->layer->mid[l2], how, arguments);
@@ -229,8 +270,10 @@ static megamoe_status run_gemm(run *r, int l2, const mm_cuda_gemm_args *args) {
     if (uses_tiles(r)) {
         mm_cuda_gemm_args tile = *args;
         tile.list = MM_CUDA_LIST_MID, tile.entries = r->s.entries[MM_CUDA_LIST_MID];
-        if (uses_native(r)) MM_TRY(run_native(r, l2, MM_CUDA_LIST_MID, *args));
-        else MM_TRY(run_tile(r, r->layer->tile[l2], tile));
+        if (uses_native(r))
+            MM_TRY(run_native(r, l2, MM_CUDA_LIST_MID, *args));
+        else
+            MM_TRY(run_tile(r, r->layer->tile[l2], tile));
     }
     return uses_decode(r) ? run_decode(r, l2, *args) : MEGAMOE_OK;
 }
@@ -238,23 +281,48 @@ static megamoe_status run_gemm(run *r, int l2, const mm_cuda_gemm_args *args) {
 static megamoe_status run_experts(run *r, const float *weights) {
     const mm_layer_weights *w = r->weights;
     const megamoe_shape *shape = &w->shape;
-    mm_cuda_gemm_args l1 = {.experts = r->layer->experts, .plan = r->s.plan, .k = shape->hidden, .n = shape->intermediate,
-                            .x = r->s.x, .x_pitch = r->layer->h_pitch, .x_global = 1.0f,
+    mm_cuda_gemm_args l1 = {.experts = r->layer->experts,
+                            .plan = r->s.plan,
+                            .k = shape->hidden,
+                            .n = shape->intermediate,
+                            .x = r->s.x,
+                            .x_pitch = r->layer->h_pitch,
+                            .x_global = 1.0f,
                             .row_global = r->nvfp4 ? r->s.row_global : NULL,
-                            .weights = w->routing_weight_before ? weights : NULL, .row_pair = r->s.row_pair,
-                            .gated = !shape->not_gated, .biased = w->experts[0].up.bias != NULL,
-                            .quantized = r->nvfp4, .y = r->nvfp4 ? (void *)r->s.h32 : (void *)r->s.h,
-                            .y_pitch = r->nvfp4 ? shape->intermediate : r->layer->i_pitch, .swiglu = w->swiglu,
+                            .weights = w->routing_weight_before ? weights : NULL,
+                            .row_pair = r->s.row_pair,
+                            .gated = !shape->not_gated,
+                            .biased = w->experts[0].up.bias != NULL,
+                            .quantized = r->nvfp4,
+                            .y = r->nvfp4 ? (void *)r->s.h32 : (void *)r->s.h,
+                            .y_pitch = r->nvfp4 ? shape->intermediate : r->layer->i_pitch,
+                            .swiglu = w->swiglu,
                             .scale_row_bytes = r->layer->scale_row_bytes[0]};
-    mm_cuda_gemm_args l2 = {.experts = r->layer->experts, .plan = r->s.plan, .k = shape->intermediate, .n = shape->hidden,
-                            .x = r->s.h, .x_pitch = r->layer->i_pitch, .y = r->s.p, .y_pitch = shape->hidden,
-                            .biased = w->experts[0].down.bias != NULL, .scale_row_bytes = r->layer->scale_row_bytes[1]};
+    mm_cuda_gemm_args l2 = {.experts = r->layer->experts,
+                            .plan = r->s.plan,
+                            .k = shape->intermediate,
+                            .n = shape->hidden,
+                            .x = r->s.h,
+                            .x_pitch = r->layer->i_pitch,
+                            .y = r->s.p,
+                            .y_pitch = shape->hidden,
+                            .biased = w->experts[0].down.bias != NULL,
+                            .scale_row_bytes = r->layer->scale_row_bytes[1]};
     MM_TRY(run_gemm(r, 0, &l1));
     if (r->nvfp4) {
-        mm_cuda_stage_args args = {.source = r->s.h32, .source_f32 = 1, .plan = r->s.plan, .slots_per_token = 1,
-                                   .columns = shape->intermediate, .pitch = r->layer->i_pitch, .quantize = 1,
-                                   .global_mode = w->intermediate_mode, .global = 1.0f, .experts = r->layer->experts,
-                                   .offsets = r->s.offsets, .expert_count = w->expert_count, .staged = r->s.h,
+        mm_cuda_stage_args args = {.source = r->s.h32,
+                                   .source_f32 = 1,
+                                   .plan = r->s.plan,
+                                   .slots_per_token = 1,
+                                   .columns = shape->intermediate,
+                                   .pitch = r->layer->i_pitch,
+                                   .quantize = 1,
+                                   .global_mode = w->intermediate_mode,
+                                   .global = 1.0f,
+                                   .experts = r->layer->experts,
+                                   .offsets = r->s.offsets,
+                                   .expert_count = w->expert_count,
+                                   .staged = r->s.h,
                                    .counters = r->layer->counters};
         MM_TRY(stage(r, &args));
     }
@@ -273,32 +341,59 @@ static megamoe_status run_shared(run *r, const megamoe_batch *batch) {
     x.globals = r->s.row_global; /* the routed experts are done with theirs */
     x.global = quantize ? w->input_global : 1.0f;
     MM_TRY(stage(r, &x));
-    mm_cuda_gemm_args l1 = {.experts = r->layer->shared, .row_count = r->token_count, .k = w->shape.hidden, .n = i,
-                            .x = r->s.token_x, .x_pitch = r->layer->h_pitch, .x_global = 1.0f,
-                            .row_global = quantize ? r->s.row_global : NULL, .gated = w->shared->gate.codes != NULL,
+    mm_cuda_gemm_args l1 = {.experts = r->layer->shared,
+                            .row_count = r->token_count,
+                            .k = w->shape.hidden,
+                            .n = i,
+                            .x = r->s.token_x,
+                            .x_pitch = r->layer->h_pitch,
+                            .x_global = 1.0f,
+                            .row_global = quantize ? r->s.row_global : NULL,
+                            .gated = w->shared->gate.codes != NULL,
                             .biased = w->shared->up.bias != NULL,
-                            .quantized = quantize, .y = quantize ? (void *)r->s.shared_h32 : (void *)r->s.shared_h,
-                            .y_pitch = quantize ? i : r->layer->shared_pitch, .swiglu = w->shared_swiglu};
+                            .quantized = quantize,
+                            .y = quantize ? (void *)r->s.shared_h32 : (void *)r->s.shared_h,
+                            .y_pitch = quantize ? i : r->layer->shared_pitch,
+                            .swiglu = w->shared_swiglu};
     MM_TRY(run_tile(r, r->layer->shared_tile[0], l1));
     if (quantize) {
-        mm_cuda_stage_args h = {.source = r->s.shared_h32, .source_f32 = 1, .row_count = r->token_count, .slots_per_token = 1,
-                                .columns = i, .pitch = r->layer->shared_pitch, .quantize = 1,
-                                .global_mode = w->intermediate_mode, .experts = r->layer->shared, .expert_count = 1,
-                                .global = 1.0f, .staged = r->s.shared_h, .counters = r->layer->counters};
+        mm_cuda_stage_args h = {.source = r->s.shared_h32,
+                                .source_f32 = 1,
+                                .row_count = r->token_count,
+                                .slots_per_token = 1,
+                                .columns = i,
+                                .pitch = r->layer->shared_pitch,
+                                .quantize = 1,
+                                .global_mode = w->intermediate_mode,
+                                .experts = r->layer->shared,
+                                .expert_count = 1,
+                                .global = 1.0f,
+                                .staged = r->s.shared_h,
+                                .counters = r->layer->counters};
         MM_TRY(stage(r, &h));
     }
-    mm_cuda_gemm_args l2 = {.experts = r->layer->shared, .row_count = r->token_count, .k = i, .n = w->shape.hidden,
-                            .x = r->s.shared_h, .x_pitch = r->layer->shared_pitch, .y = r->s.shared_out,
-                            .y_pitch = w->shape.hidden, .plain_f32 = 1, .biased = w->shared->down.bias != NULL};
+    mm_cuda_gemm_args l2 = {.experts = r->layer->shared,
+                            .row_count = r->token_count,
+                            .k = i,
+                            .n = w->shape.hidden,
+                            .x = r->s.shared_h,
+                            .x_pitch = r->layer->shared_pitch,
+                            .y = r->s.shared_out,
+                            .y_pitch = w->shape.hidden,
+                            .plain_f32 = 1,
+                            .biased = w->shared->down.bias != NULL};
     return run_tile(r, r->layer->shared_tile[1], l2);
 }
 
 static megamoe_status run_combine(run *r, const megamoe_batch *batch, const float *weights) {
     const uint32_t columns = r->weights->shape.hidden, blocks = (columns + 2047) / 2048;
-    mm_cuda_combine_args args = {.p = r->s.p, .pair_row = r->s.pair_row,
+    mm_cuda_combine_args args = {.p = r->s.p,
+                                 .pair_row = r->s.pair_row,
                                  .weights = r->weights->routing_weight_before ? NULL : weights,
-                                 .shared = r->weights->shared ? r->s.shared_out : NULL, .token_count = r->token_count,
-                                 .slots_per_token = r->weights->shape.experts_per_token, .columns = columns,
+                                 .shared = r->weights->shared ? r->s.shared_out : NULL,
+                                 .token_count = r->token_count,
+                                 .slots_per_token = r->weights->shape.experts_per_token,
+                                 .columns = columns,
                                  .output = batch->output};
     void *arguments[] = {&args};
     mm_launch how = {.grid = {blocks, smaller(r->token_count, 16384)}, .threads = 256};
@@ -334,8 +429,8 @@ megamoe_status mm_cuda_run_experts(mm_backend_layer *layer, uint32_t token_count
     return run_experts(&r, weights);
 }
 
-megamoe_status mm_cuda_route(mm_backend_layer *layer, const megamoe_batch *batch, int32_t *expert_ids, float *expert_weights,
-                             void *stream) {
+megamoe_status mm_cuda_route(mm_backend_layer *layer, const megamoe_batch *batch, int32_t *expert_ids,
+                             float *expert_weights, void *stream) {
     run r;
     if (batch->token_count == 0) return MEGAMOE_OK;
     run_begin(&r, layer, batch->token_count, stream);

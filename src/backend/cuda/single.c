@@ -17,13 +17,19 @@ static uint32_t row_grid(const mm_backend_state *state, uint32_t rows) {
 }
 
 static megamoe_status quantize_entered(mm_backend_state *state, const megamoe_tensor *values, const float *global,
-                                       megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals, CUstream stream) {
-    mm_cuda_stage_args args = {.source = values->data, .source_f32 = values->dtype == MEGAMOE_F32,
-                               .row_count = (uint32_t)values->extent[0], .slots_per_token = 1,
+                                       megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals,
+                                       CUstream stream) {
+    mm_cuda_stage_args args = {.source = values->data,
+                               .source_f32 = values->dtype == MEGAMOE_F32,
+                               .row_count = (uint32_t)values->extent[0],
+                               .slots_per_token = 1,
                                .columns = (uint32_t)values->extent[1],
-                               .pitch = mm_round_up((uint32_t)values->extent[1], MM_CUDA_GROUP), .quantize = 1,
+                               .pitch = mm_round_up((uint32_t)values->extent[1], MM_CUDA_GROUP),
+                               .quantize = 1,
                                .global_mode = global ? MEGAMOE_GLOBAL_STATIC : MEGAMOE_GLOBAL_TOKEN,
-                               .global = global ? *global : 1.0f, .codes = codes->data, .scales = scales->data,
+                               .global = global ? *global : 1.0f,
+                               .codes = codes->data,
+                               .scales = scales->data,
                                .globals = globals->data};
     return mm_cuda_stage_launch(state, &args, args.row_count, false, stream);
 }
@@ -37,10 +43,12 @@ megamoe_status mm_cuda_quantize(mm_backend_state *state, const megamoe_tensor *v
     return status;
 }
 
-static megamoe_status dequantize_entered(mm_backend_state *state, const megamoe_tensor *codes, const megamoe_tensor *scales,
-                                         const float *globals, uint32_t global_stride, uint32_t f32, void *values, CUstream stream) {
+static megamoe_status dequantize_entered(mm_backend_state *state, const megamoe_tensor *codes,
+                                         const megamoe_tensor *scales, const float *globals, uint32_t global_stride,
+                                         uint32_t f32, void *values, CUstream stream) {
     const void *from = codes->data, *scale = scales->data;
-    uint32_t e8m0 = scales->dtype == MEGAMOE_E8M0, rows = (uint32_t)codes->extent[0], columns = (uint32_t)codes->extent[1];
+    uint32_t e8m0 = scales->dtype == MEGAMOE_E8M0, rows = (uint32_t)codes->extent[0],
+             columns = (uint32_t)codes->extent[1];
     void *arguments[] = {&from, &scale, &globals, &global_stride, &e8m0, &rows, &columns, &f32, &values};
     mm_launch how = {.grid = {row_grid(state, rows)}, .threads = SINGLE_THREADS};
     return rows ? mm_cuda_launch(state, stream, MM_DEQUANTIZE, &how, arguments) : MEGAMOE_OK;
@@ -72,8 +80,8 @@ static void *part(char **at, uint64_t bytes) {
     return p;
 }
 
-static megamoe_status grouped_memory(mm_backend_state *state, uint32_t groups, uint64_t rows, uint32_t columns, bool quantized,
-                                     grouped *g) {
+static megamoe_status grouped_memory(mm_backend_state *state, uint32_t groups, uint64_t rows, uint32_t columns,
+                                     bool quantized, grouped *g) {
     const uint64_t pitch = mm_round_up(columns, MM_CUDA_GROUP);
     const uint64_t need = groups * (sizeof *g->experts + sizeof *g->entries) + rows / 64 * sizeof *g->entries +
                           rows * (pitch + (quantized ? columns : 0)) * 2 + 4096;
@@ -93,47 +101,61 @@ static megamoe_status grouped_memory(mm_backend_state *state, uint32_t groups, u
 }
 
 /* The groups' matrices as the down projections of as many experts. */
-static megamoe_status grouped_table(mm_backend_state *state, const mm_matrix *matrices, uint32_t count, mm_cuda_expert *device,
-                                    CUstream stream) {
+static megamoe_status grouped_table(mm_backend_state *state, const mm_matrix *matrices, uint32_t count,
+                                    mm_cuda_expert *device, CUstream stream) {
     mm_cuda_expert *table = calloc(count, sizeof *table);
     if (!table) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %u groups", count);
     for (uint32_t i = 0; i < count; i++) {
         table[i].down = mm_cuda_matrix_borrow(&matrices[i]);
         table[i].h_global = 1.0f;
     }
-    CUresult result = state->driver->copy_to_device((CUdeviceptr)(uintptr_t)device, table, count * sizeof *table, stream);
+    CUresult result =
+        state->driver->copy_to_device((CUdeviceptr)(uintptr_t)device, table, count * sizeof *table, stream);
     free(table); /* pageable memory: the driver has taken a copy */
     return mm_driver_status(state->driver, result, "copying a table of groups to the GPU");
 }
 
-static megamoe_status grouped_entered(mm_backend_state *state, const megamoe_tensor *rows, const megamoe_tensor *row_scales,
-                                      const mm_matrix *matrices, const int32_t *offsets, uint32_t group_count,
-                                      megamoe_tensor *output, CUstream stream) {
+static megamoe_status grouped_entered(mm_backend_state *state, const megamoe_tensor *rows,
+                                      const megamoe_tensor *row_scales, const mm_matrix *matrices,
+                                      const int32_t *offsets, uint32_t group_count, megamoe_tensor *output,
+                                      CUstream stream) {
     const uint32_t row_count = (uint32_t)rows->extent[0], columns = matrices[0].columns;
     const bool quantized = rows->dtype == MEGAMOE_E2M1X2;
     grouped g;
     MM_TRY(grouped_memory(state, group_count, row_count, columns, quantized, &g));
     MM_TRY(grouped_table(state, matrices, group_count, g.experts, stream));
     if (quantized) MM_TRY(dequantize_entered(state, rows, row_scales, NULL, 0, 0, g.plain, stream)); /* exact in BF16 */
-    mm_cuda_stage_args stage = {.source = quantized ? g.plain : rows->data, .row_count = row_count, .slots_per_token = 1,
-                                .columns = columns, .pitch = mm_round_up(columns, MM_CUDA_GROUP), .global = 1.0f,
+    mm_cuda_stage_args stage = {.source = quantized ? g.plain : rows->data,
+                                .row_count = row_count,
+                                .slots_per_token = 1,
+                                .columns = columns,
+                                .pitch = mm_round_up(columns, MM_CUDA_GROUP),
+                                .global = 1.0f,
                                 .staged = g.staged};
     MM_TRY(mm_cuda_stage_launch(state, &stage, row_count, false, stream));
     void *plan_arguments[] = {&offsets, &group_count, (void *)(uintptr_t)&row_count, &g.plan, &g.entries};
     mm_launch plan = {.grid = {1}, .threads = PLAN_THREADS};
     MM_TRY(mm_cuda_launch(state, stream, MM_PLAN_GROUPS, &plan, plan_arguments));
-    mm_cuda_gemm_args args = {.experts = g.experts, .plan = g.plan, .entries = g.entries, .list = MM_CUDA_LIST_MID, .k = columns,
-                              .n = matrices[0].rows, .x = g.staged, .x_pitch = stage.pitch, .y = output->data,
-                              .y_pitch = matrices[0].rows, .plain_f32 = output->dtype == MEGAMOE_F32,
+    mm_cuda_gemm_args args = {.experts = g.experts,
+                              .plan = g.plan,
+                              .entries = g.entries,
+                              .list = MM_CUDA_LIST_MID,
+                              .k = columns,
+                              .n = matrices[0].rows,
+                              .x = g.staged,
+                              .x_pitch = stage.pitch,
+                              .y = output->data,
+                              .y_pitch = matrices[0].rows,
+                              .plain_f32 = output->dtype == MEGAMOE_F32,
                               .biased = matrices[0].bias != NULL};
     void *arguments[] = {&args};
     mm_launch how = {.grid = {state->sm_count * 2}, .threads = SINGLE_THREADS, .shared_bytes = TILE_SHARED};
     return mm_cuda_launch(state, stream, mm_cuda_portable_tile(false, matrices[0].format), &how, arguments);
 }
 
-megamoe_status mm_cuda_grouped_gemm(mm_backend_state *state, const megamoe_tensor *rows, const megamoe_tensor *row_scales,
-                                    const mm_matrix *matrices, const int32_t *offsets, uint32_t group_count,
-                                    megamoe_tensor *output, void *stream) {
+megamoe_status mm_cuda_grouped_gemm(mm_backend_state *state, const megamoe_tensor *rows,
+                                    const megamoe_tensor *row_scales, const mm_matrix *matrices, const int32_t *offsets,
+                                    uint32_t group_count, megamoe_tensor *output, void *stream) {
     if (rows->extent[0] == 0) return MEGAMOE_OK;
     MM_TRY(mm_cuda_enter(state));
     megamoe_status status = grouped_entered(state, rows, row_scales, matrices, offsets, group_count, output, stream);

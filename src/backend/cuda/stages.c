@@ -1,6 +1,6 @@
 /*
- * Running a batch for a caller: from device memory on the caller's stream, or from host memory through scratch; and with every
- * intermediate that the kernels leave behind brought to the host for tests and bisection.
+ * Running a batch for a caller: from device memory on the caller's stream, or from host memory through scratch; and
+ * with every intermediate that the kernels leave behind brought to the host for tests and bisection.
  */
 #include "backend/cuda/state.h"
 
@@ -10,13 +10,15 @@
 #include "error.h"
 #include "numerics/bf16.h"
 
-static megamoe_status to_host(const mm_backend_state *state, CUstream stream, void *host, const void *device, size_t bytes) {
+static megamoe_status to_host(const mm_backend_state *state, CUstream stream, void *host, const void *device,
+                              size_t bytes) {
     CUresult result = state->driver->copy_to_host(host, (CUdeviceptr)(uintptr_t)device, bytes, stream);
     if (result == CUDA_SUCCESS) result = state->driver->stream_wait(stream);
     return mm_driver_status(state->driver, result, "reading a stage");
 }
 
-static megamoe_status to_device(const mm_backend_state *state, CUstream stream, void *device, const void *host, size_t bytes) {
+static megamoe_status to_device(const mm_backend_state *state, CUstream stream, void *device, const void *host,
+                                size_t bytes) {
     if (!host) return MEGAMOE_OK;
     return mm_driver_status(state->driver,
                             state->driver->copy_to_device((CUdeviceptr)(uintptr_t)device, host, bytes, stream),
@@ -27,7 +29,8 @@ bool mm_cuda_is_host(const mm_backend_state *state, const void *p) {
     CUpointer_attribute which = CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
     unsigned type = 0;
     void *into = &type;
-    return p && (state->driver->pointer_attributes(1, &which, &into, (CUdeviceptr)(uintptr_t)p) != CUDA_SUCCESS || type == 0);
+    return p && (state->driver->pointer_attributes(1, &which, &into, (CUdeviceptr)(uintptr_t)p) != CUDA_SUCCESS ||
+                 type == 0);
 }
 
 /* A batch in host memory: copied in, run, and copied out. Waits, unlike one in device memory. */
@@ -43,7 +46,8 @@ static megamoe_status run_host(mm_backend_layer *layer, const megamoe_batch *bat
     copy.token_ids = batch->token_ids ? s.token_ids : NULL;
     copy.expert_ids = batch->expert_ids ? s.given_ids : NULL;
     copy.expert_weights = batch->expert_weights ? s.given_weights : NULL;
-    MM_TRY(to_device(state, stream, s.hidden, batch->hidden, tokens * shape->hidden * (batch->hidden_dtype == MEGAMOE_F32 ? 4 : 2)));
+    MM_TRY(to_device(state, stream, s.hidden, batch->hidden,
+                     tokens * shape->hidden * (batch->hidden_dtype == MEGAMOE_F32 ? 4 : 2)));
     MM_TRY(to_device(state, stream, s.token_ids, batch->token_ids, tokens * 4));
     MM_TRY(to_device(state, stream, s.given_ids, batch->expert_ids, pairs * 4));
     MM_TRY(to_device(state, stream, s.given_weights, batch->expert_weights, pairs * 4));
@@ -83,8 +87,10 @@ static megamoe_status gather(const rows *r, const void *device, size_t pitch, si
     if (r->row_count) status = to_host(r->layer->state, r->stream, copy, device, r->row_count * pitch);
     for (size_t i = 0; status == MEGAMOE_OK && i < r->pairs; i++) {
         char *to = (char *)out + i * row_bytes;
-        if (r->pair_row[i] < 0) memset(to, 0, row_bytes);
-        else memcpy(to, copy + (size_t)r->pair_row[i] * pitch, row_bytes);
+        if (r->pair_row[i] < 0)
+            memset(to, 0, row_bytes);
+        else
+            memcpy(to, copy + (size_t)r->pair_row[i] * pitch, row_bytes);
     }
     free(copy);
     return status;
@@ -128,7 +134,8 @@ static megamoe_status quantize_rows(mm_backend_layer *layer, mm_cuda_stage_args 
                                     quantized *q) {
     mm_backend_state *state = layer->state;
     void *base;
-    MM_TRY(mm_block_create(state, row_count * (args.columns / 2 + args.columns / 16 + 4) + 1024, "a stage", &q->blocks, &base));
+    MM_TRY(mm_block_create(state, row_count * (args.columns / 2 + args.columns / 16 + 4) + 1024, "a stage", &q->blocks,
+                           &base));
     q->globals = base;
     q->codes = (uint8_t *)(q->globals + row_count), q->scales = q->codes + row_count * (args.columns / 2);
     args.codes = q->codes, args.scales = q->scales, args.globals = q->globals;
@@ -138,13 +145,19 @@ static megamoe_status quantize_rows(mm_backend_layer *layer, mm_cuda_stage_args 
     return mm_cuda_stage_launch(state, &args, (uint32_t)row_count, false, stream);
 }
 
-static megamoe_status write_x(mm_backend_layer *layer, const megamoe_batch *batch, const megamoe_stages *stages, CUstream stream,
-                              uint32_t *written) {
+static megamoe_status write_x(mm_backend_layer *layer, const megamoe_batch *batch, const megamoe_stages *stages,
+                              CUstream stream, uint32_t *written) {
     const mm_layer_weights *w = layer->weights;
     const size_t tokens = batch->token_count, h = w->shape.hidden;
-    mm_cuda_stage_args args = {.source = batch->hidden, .source_f32 = batch->hidden_dtype == MEGAMOE_F32, .round_bf16 = 1,
-                               .slots_per_token = 1, .columns = w->shape.hidden, .pitch = layer->h_pitch, .quantize = 1,
-                               .global_mode = w->input_mode, .global = w->input_global};
+    mm_cuda_stage_args args = {.source = batch->hidden,
+                               .source_f32 = batch->hidden_dtype == MEGAMOE_F32,
+                               .round_bf16 = 1,
+                               .slots_per_token = 1,
+                               .columns = w->shape.hidden,
+                               .pitch = layer->h_pitch,
+                               .quantize = 1,
+                               .global_mode = w->input_mode,
+                               .global = w->input_global};
     quantized q = {0};
     megamoe_status status = quantize_rows(layer, args, tokens, stream, &q);
     if (status == MEGAMOE_OK && stages->x_codes) {
@@ -163,12 +176,21 @@ static megamoe_status write_x(mm_backend_layer *layer, const megamoe_batch *batc
     return status;
 }
 
-static megamoe_status write_h_quantized(const rows *r, const mm_scratch *s, const megamoe_stages *stages, uint32_t *written) {
+static megamoe_status write_h_quantized(const rows *r, const mm_scratch *s, const megamoe_stages *stages,
+                                        uint32_t *written) {
     const mm_layer_weights *w = r->layer->weights;
     const size_t i = w->shape.intermediate;
-    mm_cuda_stage_args args = {.source = s->h32, .source_f32 = 1, .slots_per_token = 1, .columns = w->shape.intermediate,
-                               .pitch = r->layer->i_pitch, .quantize = 1, .global_mode = w->intermediate_mode, .global = 1.0f,
-                               .experts = r->layer->experts, .offsets = s->offsets, .expert_count = w->expert_count};
+    mm_cuda_stage_args args = {.source = s->h32,
+                               .source_f32 = 1,
+                               .slots_per_token = 1,
+                               .columns = w->shape.intermediate,
+                               .pitch = r->layer->i_pitch,
+                               .quantize = 1,
+                               .global_mode = w->intermediate_mode,
+                               .global = 1.0f,
+                               .experts = r->layer->experts,
+                               .offsets = s->offsets,
+                               .expert_count = w->expert_count};
     quantized q = {0};
     megamoe_status status = quantize_rows(r->layer, args, r->row_count, r->stream, &q);
     if (status == MEGAMOE_OK && stages->h_codes) {
@@ -197,7 +219,8 @@ static megamoe_status write_routing(mm_backend_layer *layer, const megamoe_batch
         *written |= MM_STAGE_IDS;
     }
     if (stages->expert_weights) {
-        MM_TRY(to_host(layer->state, stream, stages->expert_weights, given ? batch->expert_weights : s->weights, pairs * 4));
+        MM_TRY(to_host(layer->state, stream, stages->expert_weights, given ? batch->expert_weights : s->weights,
+                       pairs * 4));
         *written |= MM_STAGE_WEIGHTS;
     }
     if (stages->logits && !given) {
@@ -215,7 +238,8 @@ static megamoe_status write_rows(const rows *r, const mm_scratch *s, const megam
         MM_TRY(write_h(r, s->h, stages->h));
         *written |= MM_STAGE_H;
     }
-    if (nvfp4 && (stages->h_codes || stages->h_scales || stages->h_globals)) MM_TRY(write_h_quantized(r, s, stages, written));
+    if (nvfp4 && (stages->h_codes || stages->h_scales || stages->h_globals))
+        MM_TRY(write_h_quantized(r, s, stages, written));
     if (stages->l2) {
         MM_TRY(write_l2(r, s->p, stages->l2));
         *written |= MM_STAGE_L2;
@@ -232,7 +256,8 @@ static megamoe_status write_stages(mm_backend_layer *layer, const megamoe_batch 
     mm_cuda_scratch(layer, &s);
     MM_TRY(write_routing(layer, batch, &s, stages, stream, written));
     if (stages->x_codes || stages->x_scales || stages->x_globals)
-        if (layer->weights->activations == MEGAMOE_ACTIVATIONS_NVFP4) MM_TRY(write_x(layer, batch, stages, stream, written));
+        if (layer->weights->activations == MEGAMOE_ACTIVATIONS_NVFP4)
+            MM_TRY(write_x(layer, batch, stages, stream, written));
     megamoe_status status = rows_open(layer, batch->token_count, stream, &r);
     if (status == MEGAMOE_OK) status = write_rows(&r, &s, stages, written);
     free(r.pair_row);

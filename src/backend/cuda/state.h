@@ -20,7 +20,7 @@ typedef struct mm_block {
 
 /* Addresses within the device's scratch, sized for max_tokens and the largest layer so far. */
 typedef struct mm_scratch {
-    uint16_t *hidden, *output;      /* only for batches in host memory */
+    uint16_t *hidden, *output; /* only for batches in host memory */
     int32_t *token_ids, *given_ids;
     float *given_weights;
     int32_t *expert_ids, *row_pair, *pair_row, *offsets;
@@ -28,7 +28,7 @@ typedef struct mm_scratch {
     uint32_t *block_counts;
     mm_cuda_plan *plan;
     mm_cuda_entry *entries[MM_CUDA_LIST_COUNT];
-    uint16_t *x, *h, *p;            /* staged rows, staged intermediate, results of L2 */
+    uint16_t *x, *h, *p; /* staged rows, staged intermediate, results of L2 */
     uint16_t *token_x, *shared_h;
     uint64_t bytes;
 } mm_scratch;
@@ -45,7 +45,7 @@ struct mm_backend_state {
     mm_kernels kernels;
     mm_block *scratch_blocks; /* grown ones are kept: captured graphs may use them */
     mm_scratch scratch;
-    mm_block *single_blocks;  /* of grouped_gemm */
+    mm_block *single_blocks; /* of grouped_gemm */
     uint64_t device_bytes, host_bytes;
 };
 
@@ -59,7 +59,7 @@ struct mm_backend_layer {
     mm_backend_state *state;
     const mm_layer_weights *weights;
     mm_block *blocks;
-    mm_cuda_expert *experts, *shared; /* device; shared: one, or NULL */
+    mm_cuda_expert *experts, *shared;                /* device; shared: one, or NULL */
     CUtensorMap *decode_maps, *mid_maps, *wide_maps; /* device, per expert: 6, 3, 3 */
     int32_t *local_index;
     void *router_weight;
@@ -67,9 +67,9 @@ struct mm_backend_layer {
     int32_t *token_experts;
     mm_cuda_counters *counters;
     unsigned long long *expert_tokens;
-    mm_decode_form decode[2];                /* L1, L2 */
-    mm_kernel tile[2], shared_tile[2];       /* portable */
-    mm_kernel mid[2], wide[2];               /* wgmma, or MM_KERNEL_COUNT */
+    mm_decode_form decode[2];          /* L1, L2 */
+    mm_kernel tile[2], shared_tile[2]; /* portable */
+    mm_kernel mid[2], wide[2];         /* wgmma, or MM_KERNEL_COUNT */
     uint32_t scale_row_bytes[2];
     uint32_t h_pitch, i_pitch, shared_pitch; /* staged pitches of H, I and the shared expert's I */
 };
@@ -86,7 +86,8 @@ megamoe_status mm_cuda_enter(const mm_backend_state *state);
 void mm_cuda_leave(const mm_backend_state *state);
 
 /* Device memory, zeroed; counted in the state. */
-megamoe_status mm_block_create(mm_backend_state *state, uint64_t bytes, const char *what, mm_block **chain, void **base);
+megamoe_status mm_block_create(mm_backend_state *state, uint64_t bytes, const char *what, mm_block **chain,
+                               void **base);
 void mm_blocks_free(mm_backend_state *state, mm_block **chain);
 
 /* load.c */
@@ -101,14 +102,15 @@ void mm_cuda_layer_close(mm_backend_layer *layer);
 /* The parts of the device's scratch as this layer uses them. */
 void mm_cuda_scratch(const mm_backend_layer *layer, mm_scratch *scratch);
 /* run.c */
-megamoe_status mm_cuda_route(mm_backend_layer *layer, const megamoe_batch *batch, int32_t *expert_ids, float *expert_weights,
-                             void *stream);
+megamoe_status mm_cuda_route(mm_backend_layer *layer, const megamoe_batch *batch, int32_t *expert_ids,
+                             float *expert_weights, void *stream);
 megamoe_status mm_cuda_run_batch(mm_backend_layer *layer, const megamoe_batch *batch, CUstream stream);
-/* The two expert GEMMs (and nvfp4's quantization between) alone, on the plan and staged rows of the last run. For measuring. */
+/* The two expert GEMMs (and nvfp4's quantization between) alone, on the plan and staged rows of the last run. For
+ * measuring. */
 megamoe_status mm_cuda_run_experts(mm_backend_layer *layer, uint32_t token_count, const float *weights, CUstream stream,
                                    bool first_launch);
-megamoe_status mm_tokens_map(const mm_driver *driver, const uint16_t *rows, uint64_t row_count, uint32_t pitch, uint32_t box,
-                             CUtensorMap *map);
+megamoe_status mm_tokens_map(const mm_driver *driver, const uint16_t *rows, uint64_t row_count, uint32_t pitch,
+                             uint32_t box, CUtensorMap *map);
 megamoe_status mm_cuda_stage_launch(const mm_backend_state *state, const mm_cuda_stage_args *args, uint32_t rows_max,
                                     bool after_start, CUstream stream);
 /* single.c */
@@ -116,9 +118,9 @@ megamoe_status mm_cuda_quantize(mm_backend_state *state, const megamoe_tensor *v
                                 megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals, void *stream);
 megamoe_status mm_cuda_dequantize(mm_backend_state *state, const megamoe_tensor *codes, const megamoe_tensor *scales,
                                   const megamoe_tensor *globals, megamoe_tensor *values, void *stream);
-megamoe_status mm_cuda_grouped_gemm(mm_backend_state *state, const megamoe_tensor *rows, const megamoe_tensor *row_scales,
-                                    const mm_matrix *matrices, const int32_t *offsets, uint32_t group_count,
-                                    megamoe_tensor *output, void *stream);
+megamoe_status mm_cuda_grouped_gemm(mm_backend_state *state, const megamoe_tensor *rows,
+                                    const megamoe_tensor *row_scales, const mm_matrix *matrices, const int32_t *offsets,
+                                    uint32_t group_count, megamoe_tensor *output, void *stream);
 /* stages.c */
 /* Plain host memory, of which the driver knows nothing. Pinned and managed memory count as the device's. */
 bool mm_cuda_is_host(const mm_backend_state *state, const void *p);
@@ -130,6 +132,8 @@ static inline bool mm_cuda_quantizes(const mm_layer_weights *w, const mm_expert 
     return w->activations == MEGAMOE_ACTIVATIONS_NVFP4 && (e->up.format == MM_NVFP4 || e->up.format == MM_MXFP4);
 }
 
-static inline uint32_t mm_round_up(uint32_t value, uint32_t to) { return (value + to - 1) / to * to; }
+static inline uint32_t mm_round_up(uint32_t value, uint32_t to) {
+    return (value + to - 1) / to * to;
+}
 
 #endif

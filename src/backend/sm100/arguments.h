@@ -17,7 +17,7 @@ struct sm100_record {
 };
 
 struct sm100_gemm_args {
-    struct sm100_tensor_map weights[2]; /* u8 [G, rows, columns / 2]: gate and up, or down and nothing */
+    struct sm100_tensor_map weights[2];       /* u8 [G, rows, columns / 2]: gate and up, or down and nothing */
     struct sm100_tensor_map weight_scales[2]; /* u16 [blocks, 256] */
     struct sm100_tensor_map tokens;           /* u8 [R, columns / 2] */
     struct sm100_tensor_map token_scales;     /* u16 [blocks, 256] */
@@ -34,7 +34,7 @@ struct sm100_gemm_args {
     uint8_t *h_codes;       /* [R, h_row_bytes] */
     uint8_t *h_scales;      /* MMA layout */
     const float *h_globals; /* [G] */
-    float *l1; /* [R, 2, m_rows] gate and up before the clamp, for the check; NULL: not written */
+    float *l1;              /* [R, 2, m_rows] gate and up before the clamp, for the check; NULL: not written */
     uint32_t h_row_bytes;
     mm_swiglu swiglu;
     uint64_t *saturated_blocks, *nonfinite_blocks; /* counters */
@@ -64,12 +64,12 @@ struct sm100_plan_args {
     const int32_t *ids;         /* [pair_count] expert of each (token, slot), -1: none */
     const int32_t *local_index; /* [expert_count] group of an expert, -1: not loaded here */
     uint32_t pair_count, expert_count, group_count;
-    int32_t *ends;             /* [group_count] */
-    int32_t *pair_row;         /* [pair_count], -1: the pair has no row here */
-    uint32_t *row_pair;        /* [R] */
-    uint32_t *row_scale_row;   /* [R] the row in the padded numbering of the scales */
-    const float *pair_weights; /* [pair_count], or NULL */
-    float *row_weights;        /* [R], or NULL */
+    int32_t *ends;                                       /* [group_count] */
+    int32_t *pair_row;                                   /* [pair_count], -1: the pair has no row here */
+    uint32_t *row_pair;                                  /* [R] */
+    uint32_t *row_scale_row;                             /* [R] the row in the padded numbering of the scales */
+    const float *pair_weights;                           /* [pair_count], or NULL */
+    float *row_weights;                                  /* [R], or NULL */
     uint64_t *skipped_slots, *bad_slots, *expert_tokens; /* counters; expert_tokens [expert_count] */
 };
 
@@ -82,11 +82,10 @@ struct sm100_stage_args {
     const uint32_t *row_scale_row;
     uint8_t *codes; /* [R, row_bytes] */
     uint32_t row_bytes;
-    uint8_t *scales;    /* MMA layout */
-    float *row_globals; /* [R] */
-    uint8_t *token_codes,
-        *token_scales;    /* [token_count, columns / 2 and / 16] for the check; NULL: not written */
-    float *token_globals; /* [token_count], with token_codes */
+    uint8_t *scales;                     /* MMA layout */
+    float *row_globals;                  /* [R] */
+    uint8_t *token_codes, *token_scales; /* [token_count, columns / 2 and / 16] for the check; NULL: not written */
+    float *token_globals;                /* [token_count], with token_codes */
     uint64_t *saturated_blocks, *nonfinite_blocks;
 };
 

@@ -3,8 +3,7 @@
 #include "error.h"
 
 static megamoe_status map_codes(const struct sm100_machine *machine, const uint8_t *codes, uint32_t columns,
-                                uint32_t rows, uint32_t groups, uint32_t box_rows,
-                                struct sm100_tensor_map *encoded) {
+                                uint32_t rows, uint32_t groups, uint32_t box_rows, struct sm100_tensor_map *encoded) {
     uint64_t row_bytes = sm100_code_row_bytes(columns);
     struct sm100_map map = {codes,
                             1,
@@ -20,20 +19,15 @@ static megamoe_status map_codes(const struct sm100_machine *machine, const uint8
  * pair. */
 static megamoe_status map_scales(const struct sm100_machine *machine, const uint8_t *scales, uint64_t blocks,
                                  struct sm100_tensor_map *encoded) {
-    struct sm100_map map = {scales,
-                            2,
-                            2,
-                            {SM100_BLOCK_BYTES / 2, blocks},
-                            {SM100_BLOCK_BYTES},
-                            {SM100_BLOCK_BYTES / 2, SM100_STAGE_STEPS},
-                            false};
+    struct sm100_map map = {
+        scales, 2, 2, {SM100_BLOCK_BYTES / 2, blocks}, {SM100_BLOCK_BYTES}, {SM100_BLOCK_BYTES / 2, SM100_STAGE_STEPS},
+        false};
     return machine->map(machine->context, &map, encoded);
 }
 
 megamoe_status mm_sm100_gemm_prepare(const struct sm100_machine *machine, enum sm100_tile_name tile,
-                                     const struct sm100_weights *const weights[2],
-                                     const struct sm100_tokens *tokens, const int32_t *ends,
-                                     struct sm100_gemm_args *args) {
+                                     const struct sm100_weights *const weights[2], const struct sm100_tokens *tokens,
+                                     const int32_t *ends, struct sm100_gemm_args *args) {
     const struct sm100_tile *t = &sm100_tiles[tile];
     uint32_t blocks = sm100_blocks_along_k(tokens->columns);
     for (uint32_t i = 0; i < t->matrices; i++) {
@@ -44,8 +38,7 @@ megamoe_status mm_sm100_gemm_prepare(const struct sm100_machine *machine, enum s
         args->weight_globals[i] = w->globals;
         args->biases[i] = w->biases;
     }
-    MM_TRY(
-        map_codes(machine, tokens->codes, tokens->columns, tokens->rows_max, 0, t->token_box, &args->tokens));
+    MM_TRY(map_codes(machine, tokens->codes, tokens->columns, tokens->rows_max, 0, t->token_box, &args->tokens));
     MM_TRY(map_scales(machine, tokens->scales, (uint64_t)tokens->stripes_max * blocks, &args->token_scales));
     args->ends = ends;
     args->group_count = weights[0]->groups;

@@ -32,9 +32,8 @@ extern "C" {
 /* Fills the maps, pointers and sizes of both operands; what becomes of the result is the caller's to fill in.
  * weights[1] is up where the tile multiplies two matrices, else ignored. */
 megamoe_status mm_sm100_gemm_prepare(const struct sm100_machine *machine, enum sm100_tile_name tile,
-                                     const struct sm100_weights *const weights[2],
-                                     const struct sm100_tokens *tokens, const int32_t *ends,
-                                     struct sm100_gemm_args *args);
+                                     const struct sm100_weights *const weights[2], const struct sm100_tokens *tokens,
+                                     const int32_t *ends, struct sm100_gemm_args *args);
 
 /* The instance for `rows` token rows over `groups` experts on a machine whose budget is sm_count
  * multiprocessors. All instances add along K in the same order, so the choice is one of speed alone. */
@@ -42,8 +41,7 @@ enum sm100_tile_name mm_sm100_gemm_choose(bool gated, uint32_t rows, uint32_t gr
 
 /* `rows`: at most so many token rows will be found behind args->ends. */
 megamoe_status mm_sm100_gemm_launch(const struct sm100_machine *machine, enum sm100_tile_name tile,
-                                    const struct sm100_gemm_args *args, uint32_t rows, uint32_t sm_count,
-                                    void *stream);
+                                    const struct sm100_gemm_args *args, uint32_t rows, uint32_t sm_count, void *stream);
 
 #ifdef __cplusplus
 }

@@ -68,16 +68,14 @@ static megamoe_status gpu_copy_out(void *context, void *target, const void *sour
 
 static megamoe_status gpu_map(void *context, const struct sm100_map *map, struct sm100_tensor_map *encoded) {
     const struct sm100_gpu *gpu = context;
-    cuuint64_t dims[3] = {map->dims[0], map->dims[1], map->dims[2]},
-               strides[2] = {map->strides[0], map->strides[1]};
+    cuuint64_t dims[3] = {map->dims[0], map->dims[1], map->dims[2]}, strides[2] = {map->strides[0], map->strides[1]};
     const cuuint32_t steps[3] = {1, 1, 1};
-    CUtensorMapDataType type =
-        map->element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+    CUtensorMapDataType type = map->element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
     _Static_assert(sizeof(CUtensorMap) == sizeof *encoded, "a tensor map has 128 bytes");
     return mm_driver_status(gpu->device->driver,
                             gpu->device->driver->tensor_map_encode(
-                                (CUtensorMap *)(void *)encoded, type, map->rank, (void *)(uintptr_t)map->base,
-                                dims, strides, map->box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                (CUtensorMap *)(void *)encoded, type, map->rank, (void *)(uintptr_t)map->base, dims,
+                                strides, map->box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                 map->swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
                             "describing an operand");
@@ -112,16 +110,14 @@ static megamoe_status load_kernel(struct sm100_gpu *gpu, uint32_t i) {
         gpu->module_count += result == CUDA_SUCCESS;
     }
     if (result == CUDA_SUCCESS)
-        result =
-            driver->module_function(&gpu->functions[i], gpu->modules[gpu->module_count - 1], kernels[i].name);
+        result = driver->module_function(&gpu->functions[i], gpu->modules[gpu->module_count - 1], kernels[i].name);
     if (result == CUDA_SUCCESS && i < SM100_TILE_COUNT)
         result = driver->function_set(gpu->functions[i], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                       (int)sm100_shared_bytes(sm100_tiles[i]));
     return mm_driver_status(driver, result, kernels[i].name);
 }
 
-megamoe_status mm_sm100_gpu_open(mm_backend_state *device, struct sm100_gpu *gpu,
-                                 struct sm100_machine *machine) {
+megamoe_status mm_sm100_gpu_open(mm_backend_state *device, struct sm100_gpu *gpu, struct sm100_machine *machine) {
     megamoe_status status;
     *gpu = (struct sm100_gpu){.device = device};
     MM_TRY(mm_cuda_enter(device));

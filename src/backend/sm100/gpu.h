@@ -15,8 +15,7 @@ struct sm100_gpu {
 };
 
 /* Loads the kernels into the device's context. On failure nothing stays loaded. */
-megamoe_status mm_sm100_gpu_open(mm_backend_state *device, struct sm100_gpu *gpu,
-                                 struct sm100_machine *machine);
+megamoe_status mm_sm100_gpu_open(mm_backend_state *device, struct sm100_gpu *gpu, struct sm100_machine *machine);
 void mm_sm100_gpu_close(struct sm100_gpu *gpu);
 
 #endif

@@ -48,8 +48,7 @@ SM100_PURE uint64_t sm100_scale_bytes(uint32_t rows, uint32_t k) {
 
 /* The byte of group `group` (16 values along K) of row `row`, counted from the first stripe. */
 SM100_PURE uint64_t sm100_scale_offset(uint32_t row, uint32_t group, uint32_t blocks_along_k) {
-    return ((uint64_t)(row / SM100_STRIPE_ROWS) * blocks_along_k + group / SM100_BLOCK_GROUPS) *
-               SM100_BLOCK_BYTES +
+    return ((uint64_t)(row / SM100_STRIPE_ROWS) * blocks_along_k + group / SM100_BLOCK_GROUPS) * SM100_BLOCK_BYTES +
            row % 32 * 16 + row % SM100_STRIPE_ROWS / 32 * 4 + group % SM100_BLOCK_GROUPS;
 }
 

@@ -39,8 +39,8 @@ static megamoe_status scratch_open(struct mm_mega_moe *moe) {
     c->expert_tokens = take(moe, s->expert_count * sizeof(uint64_t), "tokens per expert", &failed);
     c->record = take(moe, sizeof *c->record, "record", &failed);
     if (!failed) return MEGAMOE_OK;
-    return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no device memory for the scratch of %u tokens with %u slots",
-                   s->max_tokens, s->slots);
+    return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no device memory for the scratch of %u tokens with %u slots", s->max_tokens,
+                   s->slots);
 }
 
 static void scratch_close(struct mm_mega_moe *moe) {
@@ -48,8 +48,7 @@ static void scratch_close(struct mm_mega_moe *moe) {
     void *const memory[] = {c->local_index, c->ends,        c->pair_row, c->row_pair,      c->row_scale_row,
                             c->row_weights, c->row_globals, c->x_codes,  c->x_scales,      c->h_codes,
                             c->h_scales,    c->partials,    c->counts,   c->expert_tokens, c->record};
-    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
-        moe->machine->release(moe->machine->context, memory[i]);
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) moe->machine->release(moe->machine->context, memory[i]);
 }
 
 static megamoe_status clear(const struct mm_mega_moe *moe, void *memory, size_t bytes) {
@@ -70,8 +69,8 @@ static void fill_common(const struct mm_mega_moe *moe, struct sm100_gemm_args *a
 static megamoe_status prepare_l1(struct mm_mega_moe *moe, enum sm100_tile_name tile) {
     const struct mm_mega_moe_scratch *c = &moe->scratch;
     uint32_t rows = moe->shape.max_tokens * moe->shape.slots;
-    struct sm100_tokens tokens = {c->x_codes, c->x_scales, rows,
-                                  sm100_stripes_max(rows, moe->weights.up.groups), moe->shape.hidden};
+    struct sm100_tokens tokens = {c->x_codes, c->x_scales, rows, sm100_stripes_max(rows, moe->weights.up.groups),
+                                  moe->shape.hidden};
     const struct sm100_weights *gate = moe->weights.gate.codes ? &moe->weights.gate : &moe->weights.up;
     const struct sm100_weights *both[2] = {gate, &moe->weights.up};
     struct sm100_gemm_args *args = &moe->arguments[tile];
@@ -90,8 +89,8 @@ static megamoe_status prepare_l1(struct mm_mega_moe *moe, enum sm100_tile_name t
 static megamoe_status prepare_l2(struct mm_mega_moe *moe, enum sm100_tile_name tile) {
     const struct mm_mega_moe_scratch *c = &moe->scratch;
     uint32_t rows = moe->shape.max_tokens * moe->shape.slots;
-    struct sm100_tokens tokens = {c->h_codes, c->h_scales, rows,
-                                  sm100_stripes_max(rows, moe->weights.up.groups), moe->shape.intermediate};
+    struct sm100_tokens tokens = {c->h_codes, c->h_scales, rows, sm100_stripes_max(rows, moe->weights.up.groups),
+                                  moe->shape.intermediate};
     const struct sm100_weights *down[2] = {&moe->weights.down, NULL};
     struct sm100_gemm_args *args = &moe->arguments[tile];
     MM_TRY(mm_sm100_gemm_prepare(moe->machine, tile, down, &tokens, c->ends, args));
@@ -150,15 +149,13 @@ void mm_mega_moe_close(struct mm_mega_moe *moe) {
     free(moe);
 }
 
-static megamoe_status launch(const struct mm_mega_moe *moe, enum sm100_kernel kernel, uint32_t grid,
-                             uint32_t block, uint32_t shared_bytes, const void *args, size_t args_bytes,
-                             void *stream) {
+static megamoe_status launch(const struct mm_mega_moe *moe, enum sm100_kernel kernel, uint32_t grid, uint32_t block,
+                             uint32_t shared_bytes, const void *args, size_t args_bytes, void *stream) {
     struct sm100_launch l = {kernel, grid, 1, block, shared_bytes, args, args_bytes};
     return grid ? moe->machine->launch(moe->machine->context, &l, stream) : MEGAMOE_OK;
 }
 
-static megamoe_status launch_plan(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
-                                  void *stream) {
+static megamoe_status launch_plan(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream) {
     struct mm_mega_moe_scratch *c = &moe->scratch;
     uint32_t groups = moe->weights.up.groups;
     struct sm100_plan_args args = {0};
@@ -182,8 +179,7 @@ static megamoe_status launch_plan(struct mm_mega_moe *moe, const struct mm_mega_
                   sizeof args, stream);
 }
 
-static megamoe_status launch_stage(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
-                                   void *stream) {
+static megamoe_status launch_stage(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream) {
     struct mm_mega_moe_scratch *c = &moe->scratch;
     struct sm100_stage_args args = {0};
     args.hidden = batch->hidden;
@@ -207,40 +203,36 @@ static megamoe_status launch_stage(struct mm_mega_moe *moe, const struct mm_mega
     return launch(moe, SM100_KERNEL_STAGE, grid, SM100_STAGE_THREADS, 0, &args, sizeof args, stream);
 }
 
-megamoe_status mm_stage_activation(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
-                                   void *stream) {
+megamoe_status mm_stage_activation(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream) {
     MM_TRY(launch_plan(moe, batch, stream));
     return launch_stage(moe, batch, stream);
 }
 
 /* By the rows that an expert has on average over all ranks, which every rank knows alike. */
-static enum sm100_tile_name choose(const struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
-                                   bool l1) {
+static enum sm100_tile_name choose(const struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, bool l1) {
     uint32_t sms = moe->shape.sm_budget ? moe->shape.sm_budget : moe->machine->multiprocessors;
     return mm_sm100_gemm_choose(l1, batch->token_count * moe->shape.slots, moe->shape.expert_count, sms);
 }
 
-megamoe_status mm_nvfp4_mega_moe_l1(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
-                                    void *stream) {
+megamoe_status mm_nvfp4_mega_moe_l1(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream) {
     enum sm100_tile_name tile = choose(moe, batch, true);
     struct sm100_gemm_args *args = &moe->arguments[tile];
     args->l1 = batch->l1;
-    return mm_sm100_gemm_launch(moe->machine, tile, args, batch->token_count * moe->shape.slots,
-                                moe->shape.sm_budget, stream);
+    return mm_sm100_gemm_launch(moe->machine, tile, args, batch->token_count * moe->shape.slots, moe->shape.sm_budget,
+                                stream);
 }
 
-megamoe_status mm_nvfp4_mega_moe_l2(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
-                                    void *partials, bool partials_f32, void *stream) {
+megamoe_status mm_nvfp4_mega_moe_l2(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *partials,
+                                    bool partials_f32, void *stream) {
     enum sm100_tile_name tile = choose(moe, batch, false);
     struct sm100_gemm_args *args = &moe->arguments[tile];
     args->output = partials;
     args->output_f32 = partials_f32;
-    return mm_sm100_gemm_launch(moe->machine, tile, args, batch->token_count * moe->shape.slots,
-                                moe->shape.sm_budget, stream);
+    return mm_sm100_gemm_launch(moe->machine, tile, args, batch->token_count * moe->shape.slots, moe->shape.sm_budget,
+                                stream);
 }
 
-megamoe_status mm_mega_moe_combine(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
-                                   void *stream) {
+megamoe_status mm_mega_moe_combine(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream) {
     struct sm100_combine_args args = {0};
     args.partials = moe->scratch.partials;
     args.pair_row = moe->scratch.pair_row;
@@ -250,12 +242,10 @@ megamoe_status mm_mega_moe_combine(struct mm_mega_moe *moe, const struct mm_mega
     args.token_count = batch->token_count;
     args.slots = moe->shape.slots;
     args.columns = moe->shape.hidden;
-    return launch(moe, SM100_KERNEL_COMBINE, batch->token_count, SM100_COMBINE_THREADS, 0, &args, sizeof args,
-                  stream);
+    return launch(moe, SM100_KERNEL_COMBINE, batch->token_count, SM100_COMBINE_THREADS, 0, &args, sizeof args, stream);
 }
 
-megamoe_status mm_nvfp4_mega_moe_full(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
-                                      void *stream) {
+megamoe_status mm_nvfp4_mega_moe_full(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream) {
     if (batch->token_count > moe->shape.max_tokens)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "a batch of %u tokens, where the device was opened for %u",
                        batch->token_count, moe->shape.max_tokens);

@@ -85,9 +85,8 @@ extern "C" {
  * folded into anything. Transient memory: one matrix. static_intermediate: h_globals from the experts,
  * else 1. A loss is for the caller to report or refuse. On failure nothing stays allocated.
  */
-megamoe_status mm_transform_nvfp4_weights_for_mega_moe(const struct sm100_machine *machine,
-                                                       const mm_expert *experts, uint32_t expert_count,
-                                                       bool static_intermediate,
+megamoe_status mm_transform_nvfp4_weights_for_mega_moe(const struct sm100_machine *machine, const mm_expert *experts,
+                                                       uint32_t expert_count, bool static_intermediate,
                                                        struct mm_mega_moe_weights *weights,
                                                        struct mm_mega_moe_loss *loss);
 void mm_mega_moe_weights_free(const struct sm100_machine *machine, struct mm_mega_moe_weights *weights);
@@ -99,20 +98,16 @@ megamoe_status mm_mega_moe_open(const struct sm100_machine *machine, const struc
 void mm_mega_moe_close(struct mm_mega_moe *moe);
 
 /* stage_activation: the plan of the batch, then each token quantized once and written to each of its rows. */
-megamoe_status mm_stage_activation(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
-                                   void *stream);
+megamoe_status mm_stage_activation(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream);
 /* nvfp4_mega_moe_l1: gate and up, clamp, SwiGLU, NVFP4: from the staged rows to h in scratch. */
-megamoe_status mm_nvfp4_mega_moe_l1(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
-                                    void *stream);
+megamoe_status mm_nvfp4_mega_moe_l1(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream);
 /* nvfp4_mega_moe_l2: down, one row per (token, slot): BF16 to `partials`, or F32 if partials_f32. */
-megamoe_status mm_nvfp4_mega_moe_l2(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
-                                    void *partials, bool partials_f32, void *stream);
+megamoe_status mm_nvfp4_mega_moe_l2(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *partials,
+                                    bool partials_f32, void *stream);
 /* The partials of each token in the order of its slots. */
-megamoe_status mm_mega_moe_combine(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
-                                   void *stream);
+megamoe_status mm_mega_moe_combine(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream);
 /* nvfp4_mega_moe_full: the four above. */
-megamoe_status mm_nvfp4_mega_moe_full(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch,
-                                      void *stream);
+megamoe_status mm_nvfp4_mega_moe_full(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream);
 
 /* Waits for the machine; DEVICE_ERROR with the decoded record if a kernel gave up waiting. */
 megamoe_status mm_mega_moe_check(struct mm_mega_moe *moe);

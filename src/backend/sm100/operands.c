@@ -20,8 +20,7 @@ static void write_nvfp4_scales(const mm_matrix *matrix, uint8_t *scales) {
     uint32_t blocks = sm100_blocks_along_k(matrix->columns), groups = matrix->columns / 16;
     for (uint32_t row = 0; row < matrix->rows; row++)
         for (uint32_t group = 0; group < groups; group++)
-            scales[sm100_scale_offset(row, group, blocks)] =
-                matrix->scales[row * matrix->scale_row_bytes + group];
+            scales[sm100_scale_offset(row, group, blocks)] = matrix->scales[row * matrix->scale_row_bytes + group];
 }
 
 static bool is_zero_block(const uint8_t *codes) {
@@ -70,8 +69,7 @@ static uint64_t round_block(uint8_t *codes, unsigned octaves) {
  * place. */
 static void convert_mxfp4(const mm_matrix *matrix, uint8_t *codes, uint8_t *scales, float *global,
                           struct sm100_loss *loss) {
-    uint32_t row_bytes = sm100_code_row_bytes(matrix->columns),
-             blocks_along_k = sm100_blocks_along_k(matrix->columns);
+    uint32_t row_bytes = sm100_code_row_bytes(matrix->columns), blocks_along_k = sm100_blocks_along_k(matrix->columns);
     int largest = (int)largest_exponent(matrix, &loss->octaves) - E8M0_BIAS;
     *global = ldexpf(1.0f, largest - POWER_MAX);
     for (uint32_t row = 0; row < matrix->rows; row++)
@@ -97,13 +95,11 @@ megamoe_status mm_sm100_matrix_write(const mm_matrix *matrix, uint8_t *codes, ui
                                      struct sm100_loss *loss) {
     uint32_t block = matrix->format == MM_MXFP4 ? 32 : 16;
     if (matrix->format != MM_NVFP4 && matrix->format != MM_MXFP4)
-        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL,
-                       "a matrix is %s; the sm100 kernels take nvfp4, or mxfp4 to convert",
+        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL, "a matrix is %s; the sm100 kernels take nvfp4, or mxfp4 to convert",
                        mm_format_name(matrix->format));
     if (matrix->columns % block)
         return mm_fail(MEGAMOE_UNSUPPORTED_MODEL,
-                       "a matrix has %u columns, not a multiple of the %u that share a scale",
-                       matrix->columns, block);
+                       "a matrix has %u columns, not a multiple of the %u that share a scale", matrix->columns, block);
     *loss = (struct sm100_loss){0};
     write_codes(matrix, codes);
     memset(scales, 0, sm100_scale_bytes(matrix->rows, matrix->columns));

@@ -43,8 +43,8 @@ MM_HD uint32_t sm100_tile_rows(const struct sm100_schedule *schedule, uint32_t r
 }
 
 /* The tile with this index, or 0 past the last. Indices must not decrease from call to call of one cursor. */
-MM_HD int sm100_schedule_find(const struct sm100_schedule *schedule, struct sm100_cursor *cursor,
-                              uint32_t index, struct sm100_work *work) {
+MM_HD int sm100_schedule_find(const struct sm100_schedule *schedule, struct sm100_cursor *cursor, uint32_t index,
+                              struct sm100_work *work) {
     for (; cursor->group < schedule->group_count; cursor->group++) {
         uint32_t end = (uint32_t)schedule->ends[cursor->group];
         uint32_t rows = end - cursor->group_first_row, n = sm100_tile_rows(schedule, rows);

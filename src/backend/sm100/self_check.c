@@ -71,8 +71,7 @@ static void *place(struct trial *t, const void *data, size_t bytes, megamoe_stat
     t->memory[t->memory_count++] = memory;
     if (!data) data = fill = malloc(bytes);
     if (fill) memset(fill, 0x7F, bytes);
-    if (!memory || !data)
-        *status = mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a self-check of %zu bytes", bytes);
+    if (!memory || !data) *status = mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a self-check of %zu bytes", bytes);
     if (*status == MEGAMOE_OK) *status = m->copy_in(m->context, memory, data, bytes);
     free(fill);
     return memory;
@@ -90,8 +89,8 @@ static mm_matrix as_matrix(const struct operand *o, float global) {
 }
 
 /* Operands one after another, each with its scales at a stripe of its own. */
-static megamoe_status upload(struct trial *t, const struct operand *const *parts, const float *globals,
-                             uint32_t count, uint8_t **codes, uint8_t **scales) {
+static megamoe_status upload(struct trial *t, const struct operand *const *parts, const float *globals, uint32_t count,
+                             uint8_t **codes, uint8_t **scales) {
     size_t row_bytes = sm100_code_row_bytes(K), code_bytes = 0, scale_bytes = 0, code_at = 0, scale_at = 0;
     for (uint32_t i = 0; i < count; i++) {
         code_bytes += parts[i]->rows * row_bytes;
@@ -178,15 +177,13 @@ static float exact(const struct trial *t, uint32_t matrix, uint32_t group, uint3
         int32_t block = 0;
         for (uint32_t i = k; i < k + 16; i++) block += w->twice[feature * K + i] * x->twice[row * K + i];
         /* 0x30 is 1/2: the exponents add up to 0 .. 4 above 1/4, and twice times twice is 4. */
-        sum += (int64_t)block << ((w->scales[feature * K / 16 + k / 16] + x->scales[row * K / 16 + k / 16] -
-                                   0x60) /
-                                  8);
+        sum += (int64_t)block << ((w->scales[feature * K / 16 + k / 16] + x->scales[row * K / 16 + k / 16] - 0x60) / 8);
     }
     return (float)sum / 16.0f * weight_globals[matrix][group];
 }
 
-static megamoe_status differs(const struct trial *t, const char *what, uint32_t row, uint32_t feature,
-                              double got, double want) {
+static megamoe_status differs(const struct trial *t, const char *what, uint32_t row, uint32_t feature, double got,
+                              double want) {
     return mm_fail(
         MEGAMOE_DEVICE_ERROR,
         "the self-check of GEMM instance %u of sm100 failed: %s of token row %u, feature %u is %g and not %g",
@@ -203,8 +200,7 @@ static megamoe_status compare_sums(struct trial *t) {
             for (uint32_t i = 0; i < matrices * FEATURES; i++) {
                 float got = t->results[row * matrices * FEATURES + i];
                 float want = exact(t, i / FEATURES, g, row, i % FEATURES);
-                if (got != want)
-                    return differs(t, i < FEATURES ? "the product" : "up", row, i % FEATURES, got, want);
+                if (got != want) return differs(t, i < FEATURES ? "the product" : "up", row, i % FEATURES, got, want);
             }
     return MEGAMOE_OK;
 }

@@ -14,8 +14,7 @@ struct reading {
     uint32_t *row_scale_row;
 };
 
-static megamoe_status from_device(const struct mm_mega_moe *moe, const void *source, size_t bytes,
-                                  void **copy) {
+static megamoe_status from_device(const struct mm_mega_moe *moe, const void *source, size_t bytes, void **copy) {
     *copy = malloc(bytes + 1);
     if (!*copy) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a stage of %zu bytes", bytes);
     return bytes ? moe->machine->copy_out(moe->machine->context, *copy, source, bytes) : MEGAMOE_OK;
@@ -41,16 +40,15 @@ void mm_sm100_stages_close(const struct mm_mega_moe *moe, struct mm_mega_moe_bat
     m->release(m->context, batch->l1);
 }
 
-static megamoe_status copy_if(const struct reading *r, void *target, const void *source, size_t bytes,
-                              uint32_t bit, uint32_t *written) {
+static megamoe_status copy_if(const struct reading *r, void *target, const void *source, size_t bytes, uint32_t bit,
+                              uint32_t *written) {
     if (!target) return MEGAMOE_OK;
     *written |= bit;
     return bytes ? r->moe->machine->copy_out(r->moe->machine->context, target, source, bytes) : MEGAMOE_OK;
 }
 
 /* One row of a stage to its pair; rows of skipped slots are zero. */
-static megamoe_status scatter(const struct reading *r, void *target, const void *rows, size_t row_bytes,
-                              size_t pitch) {
+static megamoe_status scatter(const struct reading *r, void *target, const void *rows, size_t row_bytes, size_t pitch) {
     void *copy;
     megamoe_status status = from_device(r->moe, rows, r->pairs * pitch, &copy);
     for (size_t pair = 0; pair < r->pairs && status == MEGAMOE_OK; pair++) {
@@ -66,19 +64,17 @@ static megamoe_status scatter(const struct reading *r, void *target, const void 
 
 /* Scales are not in rows but in blocks. */
 static megamoe_status scatter_h_scales(const struct reading *r, uint8_t *target) {
-    uint32_t columns = r->moe->shape.intermediate, groups = columns / 16,
-             blocks = sm100_blocks_along_k(columns);
+    uint32_t columns = r->moe->shape.intermediate, groups = columns / 16, blocks = sm100_blocks_along_k(columns);
     uint32_t rows = r->moe->shape.max_tokens * r->moe->shape.slots;
-    size_t bytes =
-        sm100_scale_bytes(sm100_stripes_max(rows, r->moe->weights.up.groups) * SM100_STRIPE_ROWS, columns);
+    size_t bytes = sm100_scale_bytes(sm100_stripes_max(rows, r->moe->weights.up.groups) * SM100_STRIPE_ROWS, columns);
     void *copy;
     megamoe_status status = from_device(r->moe, r->moe->scratch.h_scales, bytes, &copy);
     for (size_t i = 0; i < r->pairs * groups && status == MEGAMOE_OK; i++) {
         int32_t row = r->pair_row[i / groups];
         target[i] =
-            row < 0 ? 0
-                    : ((const uint8_t *)
-                           copy)[sm100_scale_offset(r->row_scale_row[row], (uint32_t)(i % groups), blocks)];
+            row < 0
+                ? 0
+                : ((const uint8_t *)copy)[sm100_scale_offset(r->row_scale_row[row], (uint32_t)(i % groups), blocks)];
     }
     free(copy);
     return status;
@@ -108,12 +104,11 @@ static megamoe_status read_l2(const struct reading *r, float *target) {
     return status;
 }
 
-static megamoe_status read_rows(const struct reading *r, const struct mm_mega_moe_batch *batch,
-                                const megamoe_stages *s, uint32_t *written) {
+static megamoe_status read_rows(const struct reading *r, const struct mm_mega_moe_batch *batch, const megamoe_stages *s,
+                                uint32_t *written) {
     size_t i = r->moe->shape.intermediate;
     if (s->l1) MM_TRY(scatter(r, s->l1, batch->l1, 2 * i * sizeof(float), 2 * i * sizeof(float)));
-    if (s->h_codes)
-        MM_TRY(scatter(r, s->h_codes, r->moe->scratch.h_codes, i / 2, sm100_code_row_bytes((uint32_t)i)));
+    if (s->h_codes) MM_TRY(scatter(r, s->h_codes, r->moe->scratch.h_codes, i / 2, sm100_code_row_bytes((uint32_t)i)));
     if (s->h_scales) MM_TRY(scatter_h_scales(r, s->h_scales));
     if (s->h_globals) MM_TRY(scatter_h_globals(r, s->h_globals));
     if (s->l2) MM_TRY(read_l2(r, s->l2));
@@ -123,8 +118,8 @@ static megamoe_status read_rows(const struct reading *r, const struct mm_mega_mo
     return MEGAMOE_OK;
 }
 
-static megamoe_status read_all(struct reading *r, const struct mm_mega_moe_batch *batch,
-                               const megamoe_stages *s, uint32_t *written) {
+static megamoe_status read_all(struct reading *r, const struct mm_mega_moe_batch *batch, const megamoe_stages *s,
+                               uint32_t *written) {
     const struct mm_mega_moe_scratch *c = &r->moe->scratch;
     size_t values = r->tokens * r->moe->shape.hidden;
     MM_TRY(from_device(r->moe, c->pair_row, r->pairs * sizeof(int32_t), (void **)&r->pair_row));
@@ -132,8 +127,7 @@ static megamoe_status read_all(struct reading *r, const struct mm_mega_moe_batch
     MM_TRY(from_device(r->moe, c->ends, r->moe->weights.up.groups * sizeof(int32_t), (void **)&r->ends));
     MM_TRY(copy_if(r, s->x_codes, batch->token_codes, values / 2, MM_STAGE_X_CODES, written));
     MM_TRY(copy_if(r, s->x_scales, batch->token_scales, values / 16, MM_STAGE_X_SCALES, written));
-    MM_TRY(copy_if(r, s->x_globals, batch->token_globals, r->tokens * sizeof(float), MM_STAGE_X_GLOBALS,
-                   written));
+    MM_TRY(copy_if(r, s->x_globals, batch->token_globals, r->tokens * sizeof(float), MM_STAGE_X_GLOBALS, written));
     MM_TRY(copy_if(r, s->output, batch->output, values * sizeof(uint16_t), MM_STAGE_OUTPUT, written));
     return read_rows(r, batch, s, written);
 }

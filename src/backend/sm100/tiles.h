@@ -21,12 +21,12 @@
 #define SM100_TENSOR_COLUMNS 512u
 
 struct sm100_tile {
-    uint32_t cta_group; /* 1, or 2: a pair of CTAs shares the token operand */
-    uint32_t matrices;  /* weight matrices multiplied with the same tokens: 2 for gate and up */
-    uint32_t n_max;     /* tokens of the largest tile */
-    uint32_t n_step;    /* see scheduler.h; keeps a tile within token_stripes stripes of scales */
-    uint32_t token_box; /* token rows per TMA instruction: fewer bytes for small tiles, fewer instructions for
-                           large */
+    uint32_t cta_group;     /* 1, or 2: a pair of CTAs shares the token operand */
+    uint32_t matrices;      /* weight matrices multiplied with the same tokens: 2 for gate and up */
+    uint32_t n_max;         /* tokens of the largest tile */
+    uint32_t n_step;        /* see scheduler.h; keeps a tile within token_stripes stripes of scales */
+    uint32_t token_box;     /* token rows per TMA instruction: fewer bytes for small tiles, fewer instructions for
+                               large */
     uint32_t token_stripes; /* stripes of 128 token scales that a tile may touch */
     uint32_t accumulators;  /* 2: the epilogue of one tile runs under the multiplication of the next */
     uint32_t stages;        /* of shared memory */
@@ -113,8 +113,8 @@ SM100_PURE uint32_t sm100_tensor_columns_allocated(struct sm100_tile t) {
 }
 
 /* How the scheduler cuts a grouped GEMM with `m_rows` output features into tiles of this shape. */
-MM_HD struct sm100_schedule sm100_tile_schedule(struct sm100_tile t, const int32_t *ends,
-                                                uint32_t group_count, uint32_t m_rows) {
+MM_HD struct sm100_schedule sm100_tile_schedule(struct sm100_tile t, const int32_t *ends, uint32_t group_count,
+                                                uint32_t m_rows) {
     struct sm100_schedule schedule = {ends, group_count, 0, t.n_max, t.n_step, 8 * t.cta_group};
     schedule.m_tiles = (m_rows + SM100_M * t.cta_group - 1) / (SM100_M * t.cta_group);
     return schedule;

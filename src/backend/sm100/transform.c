@@ -19,11 +19,10 @@ static megamoe_status stack_open(const struct sm100_machine *machine, const mm_m
     stack->scales = machine->alloc(machine->context, scales, name);
     stack->globals = machine->alloc(machine->context, groups * sizeof(float), name);
     if (shape->bias)
-        stack->biases =
-            machine->alloc(machine->context, (uint64_t)groups * shape->rows * sizeof(float), name);
+        stack->biases = machine->alloc(machine->context, (uint64_t)groups * shape->rows * sizeof(float), name);
     if (stack->codes && stack->scales && stack->globals && (stack->biases || !shape->bias)) return MEGAMOE_OK;
-    return mm_fail(MEGAMOE_OUT_OF_MEMORY, "the %s projections of %u experts take %llu bytes of device memory",
-                   name, groups, (unsigned long long)(codes + scales));
+    return mm_fail(MEGAMOE_OUT_OF_MEMORY, "the %s projections of %u experts take %llu bytes of device memory", name,
+                   groups, (unsigned long long)(codes + scales));
 }
 
 static void stack_close(const struct sm100_machine *machine, struct sm100_weights *stack) {
@@ -44,8 +43,7 @@ static float bias_value(const mm_matrix *matrix, uint32_t row) {
     return value;
 }
 
-static megamoe_status copy_biases(const struct sm100_machine *machine, const mm_matrix *matrix,
-                                  float *target) {
+static megamoe_status copy_biases(const struct sm100_machine *machine, const mm_matrix *matrix, float *target) {
     float *values = malloc(matrix->rows * sizeof *values);
     megamoe_status status;
     if (!values) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no host memory for %u biases", matrix->rows);
@@ -60,13 +58,12 @@ static megamoe_status check_shape(const mm_matrix *matrix, const struct sm100_we
     if (matrix->rows == stack->rows && matrix->columns == stack->columns && !matrix->bias == !stack->biases)
         return MEGAMOE_OK;
     return mm_fail(MEGAMOE_UNSUPPORTED_MODEL, "a matrix is %u x %u%s where the first expert's is %u x %u%s",
-                   matrix->rows, matrix->columns, matrix->bias ? " with bias" : "", stack->rows,
-                   stack->columns, stack->biases ? " with bias" : "");
+                   matrix->rows, matrix->columns, matrix->bias ? " with bias" : "", stack->rows, stack->columns,
+                   stack->biases ? " with bias" : "");
 }
 
-static megamoe_status stack_write(const struct sm100_machine *machine, const mm_matrix *matrix,
-                                  uint32_t group, const struct staging *staging, struct sm100_weights *stack,
-                                  uint64_t *lost) {
+static megamoe_status stack_write(const struct sm100_machine *machine, const mm_matrix *matrix, uint32_t group,
+                                  const struct staging *staging, struct sm100_weights *stack, uint64_t *lost) {
     uint64_t codes = (uint64_t)stack->rows * sm100_code_row_bytes(stack->columns);
     uint64_t scales = sm100_scale_bytes(stack->rows, stack->columns);
     struct sm100_loss loss;
@@ -80,20 +77,19 @@ static megamoe_status stack_write(const struct sm100_machine *machine, const mm_
     return machine->copy_in(machine->context, stack->globals + group, &global, sizeof global);
 }
 
-static megamoe_status write_expert(const struct sm100_machine *machine, const mm_expert *expert,
-                                   uint32_t group, bool static_intermediate, const struct staging *staging,
+static megamoe_status write_expert(const struct sm100_machine *machine, const mm_expert *expert, uint32_t group,
+                                   bool static_intermediate, const struct staging *staging,
                                    struct mm_mega_moe_weights *weights, uint64_t *lost) {
     float h_global = static_intermediate ? expert->intermediate_global : 1.0f;
-    if (weights->gate.codes)
-        MM_TRY(stack_write(machine, &expert->gate, group, staging, &weights->gate, lost));
+    if (weights->gate.codes) MM_TRY(stack_write(machine, &expert->gate, group, staging, &weights->gate, lost));
     MM_TRY(stack_write(machine, &expert->up, group, staging, &weights->up, lost));
     MM_TRY(stack_write(machine, &expert->down, group, staging, &weights->down, lost));
     return machine->copy_in(machine->context, weights->h_globals + group, &h_global, sizeof h_global);
 }
 
-static megamoe_status write_experts(const struct sm100_machine *machine, const mm_expert *experts,
-                                    uint32_t count, bool static_intermediate,
-                                    struct mm_mega_moe_weights *weights, struct mm_mega_moe_loss *loss) {
+static megamoe_status write_experts(const struct sm100_machine *machine, const mm_expert *experts, uint32_t count,
+                                    bool static_intermediate, struct mm_mega_moe_weights *weights,
+                                    struct mm_mega_moe_loss *loss) {
     const mm_matrix *up = &experts[0].up, *down = &experts[0].down;
     uint64_t up_codes = (uint64_t)up->rows * sm100_code_row_bytes(up->columns);
     uint64_t down_codes = (uint64_t)down->rows * sm100_code_row_bytes(down->columns);
@@ -102,8 +98,7 @@ static megamoe_status write_experts(const struct sm100_machine *machine, const m
     struct staging staging = {malloc(up_codes > down_codes ? up_codes : down_codes),
                               malloc(up_scales > down_scales ? up_scales : down_scales)};
     megamoe_status status = MEGAMOE_OK;
-    if (!staging.codes || !staging.scales)
-        status = mm_fail(MEGAMOE_OUT_OF_MEMORY, "no host memory for one matrix");
+    if (!staging.codes || !staging.scales) status = mm_fail(MEGAMOE_OUT_OF_MEMORY, "no host memory for one matrix");
     for (uint32_t i = 0; i < count && status == MEGAMOE_OK; i++) {
         uint64_t before = loss->values;
         status = write_expert(machine, &experts[i], i, static_intermediate, &staging, weights, &loss->values);
@@ -115,9 +110,8 @@ static megamoe_status write_experts(const struct sm100_machine *machine, const m
     return status;
 }
 
-megamoe_status mm_transform_nvfp4_weights_for_mega_moe(const struct sm100_machine *machine,
-                                                       const mm_expert *experts, uint32_t expert_count,
-                                                       bool static_intermediate,
+megamoe_status mm_transform_nvfp4_weights_for_mega_moe(const struct sm100_machine *machine, const mm_expert *experts,
+                                                       uint32_t expert_count, bool static_intermediate,
                                                        struct mm_mega_moe_weights *weights,
                                                        struct mm_mega_moe_loss *loss) {
     struct mm_mega_moe_weights w = {0};
@@ -129,8 +123,7 @@ megamoe_status mm_transform_nvfp4_weights_for_mega_moe(const struct sm100_machin
     w.h_globals = machine->alloc(machine->context, expert_count * sizeof(float), "intermediate globals");
     if (status == MEGAMOE_OK && !w.h_globals)
         status = mm_fail(MEGAMOE_OUT_OF_MEMORY, "no device memory for %u intermediate globals", expert_count);
-    if (status == MEGAMOE_OK)
-        status = write_experts(machine, experts, expert_count, static_intermediate, &w, loss);
+    if (status == MEGAMOE_OK) status = write_experts(machine, experts, expert_count, static_intermediate, &w, loss);
     if (status == MEGAMOE_OK)
         *weights = w;
     else

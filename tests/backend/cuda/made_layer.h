@@ -1,6 +1,6 @@
 /*
- * A layer made for tests and measurements: random weights of any format in host memory, routing, and hidden states. Every
- * scale and every global scale is different, gate and up differ, and nothing is uniform.
+ * A layer made for tests and measurements: random weights of any format in host memory, routing, and hidden states.
+ * Every scale and every global scale is different, gate and up differ, and nothing is uniform.
  */
 #ifndef MADE_LAYER_H
 #define MADE_LAYER_H
@@ -28,7 +28,9 @@ static inline uint32_t made_random(uint64_t *seed) {
     *seed = *seed * 6364136223846793005ull + 1442695040888963407ull;
     return (uint32_t)(*seed >> 33);
 }
-static inline float made_uniform(uint64_t *seed) { return (float)made_random(seed) * 0x1p-31f; } /* [0, 1) */
+static inline float made_uniform(uint64_t *seed) {
+    return (float)made_random(seed) * 0x1p-31f;
+} /* [0, 1) */
 static inline float made_normal(uint64_t *seed) {
     float sum = -6.0f;
     for (int i = 0; i < 12; i++) sum += made_uniform(seed);
@@ -41,8 +43,14 @@ static inline uint8_t made_scale(made_layer *l, mm_format format) {
 
 /* rows x columns in `format`; values come out with a spread of about `spread`. */
 static inline mm_matrix made_matrix(made_layer *l, mm_format format, uint32_t rows, uint32_t columns, bool bias) {
-    mm_matrix m = {.rows = rows, .columns = columns, .format = format, .global = 1.0f, .block_rows = 1, .block_columns = 1,
-                   .scale_dtype = MEGAMOE_E4M3, .bias_dtype = MEGAMOE_F32};
+    mm_matrix m = {.rows = rows,
+                   .columns = columns,
+                   .format = format,
+                   .global = 1.0f,
+                   .block_rows = 1,
+                   .block_columns = 1,
+                   .scale_dtype = MEGAMOE_E4M3,
+                   .bias_dtype = MEGAMOE_F32};
     size_t scale_count = (size_t)rows * columns / 16;
     const float spread = 1.0f / sqrtf((float)columns);
     m.row_bytes = format == MM_BF16 ? columns * 2ull : format == MM_FP8 ? columns : columns / 2;
@@ -63,13 +71,17 @@ static inline mm_matrix made_matrix(made_layer *l, mm_format format, uint32_t ro
         for (size_t i = 0; i < rows * m.row_bytes; i++) codes[i] = (uint8_t)(made_random(&l->seed) >> 7);
         for (size_t i = 0; i < scale_count; i++) scales[i] = made_scale(l, format);
         if (format == MM_BF16)
-            for (size_t i = 0; i < (size_t)rows * columns; i++) ((uint16_t *)codes)[i] = mm_bf16_from_f32(made_normal(&l->seed) * spread);
+            for (size_t i = 0; i < (size_t)rows * columns; i++)
+                ((uint16_t *)codes)[i] = mm_bf16_from_f32(made_normal(&l->seed) * spread);
         if (format == MM_FP8)
-            for (size_t i = 0; i < (size_t)rows * columns; i++) codes[i] = (uint8_t)mm_e4m3_from_f32(made_normal(&l->seed));
+            for (size_t i = 0; i < (size_t)rows * columns; i++)
+                codes[i] = (uint8_t)mm_e4m3_from_f32(made_normal(&l->seed));
         if (format == MM_FP8)
             for (size_t i = 0; i < scale_count; i++) {
-                if (m.scale_dtype == MEGAMOE_E8M0) scales[i] = (uint8_t)(120 + made_random(&l->seed) % 3);
-                else if (i % 4 == 0) ((float *)scales)[i / 4] = spread * (0.7f + made_uniform(&l->seed));
+                if (m.scale_dtype == MEGAMOE_E8M0)
+                    scales[i] = (uint8_t)(120 + made_random(&l->seed) % 3);
+                else if (i % 4 == 0)
+                    ((float *)scales)[i / 4] = spread * (0.7f + made_uniform(&l->seed));
             }
         m.codes = codes, m.scales = format == MM_BF16 ? NULL : scales;
     }
@@ -89,7 +101,8 @@ static inline void made_matrix_free(mm_matrix *m, bool pool) {
 }
 
 static inline mm_expert made_expert(made_layer *l, mm_format format, uint32_t h, uint32_t i, bool gated, bool bias) {
-    mm_expert e = {.input_global = 0.01f * (1.0f + made_uniform(&l->seed)), .intermediate_global = 0.002f * (1.0f + made_uniform(&l->seed))};
+    mm_expert e = {.input_global = 0.01f * (1.0f + made_uniform(&l->seed)),
+                   .intermediate_global = 0.002f * (1.0f + made_uniform(&l->seed))};
     if (gated) e.gate = made_matrix(l, format, i, h, bias);
     e.up = made_matrix(l, format, i, h, bias);
     e.down = made_matrix(l, format, h, i, bias);
@@ -110,18 +123,27 @@ static inline void made_layer_open(made_layer *l, const made_form *f, uint64_t s
     mm_layer_weights *w = &l->weights;
     memset(w, 0, sizeof *w);
     l->seed = seed;
-    w->shape = (megamoe_shape){.hidden = f->hidden, .intermediate = f->intermediate, .expert_count = f->expert_count,
-                               .experts_per_token = f->slots, .group_size = f->format == MM_MXFP4 ? 32 : 16,
-                               .score = MEGAMOE_SQRTSOFTPLUS, .normalize_weights = true, .not_gated = f->not_gated,
-                               .routed_scale = 1.5f, .swiglu_alpha = f->alpha, .swiglu_beta = f->beta};
-    w->swiglu = (mm_swiglu){.alpha = f->alpha, .beta = f->beta, .limit = f->limit > 0 ? f->limit : INFINITY, .relu2 = f->not_gated};
+    w->shape = (megamoe_shape){.hidden = f->hidden,
+                               .intermediate = f->intermediate,
+                               .expert_count = f->expert_count,
+                               .experts_per_token = f->slots,
+                               .group_size = f->format == MM_MXFP4 ? 32 : 16,
+                               .score = MEGAMOE_SQRTSOFTPLUS,
+                               .normalize_weights = true,
+                               .not_gated = f->not_gated,
+                               .routed_scale = 1.5f,
+                               .swiglu_alpha = f->alpha,
+                               .swiglu_beta = f->beta};
+    w->swiglu = (mm_swiglu){
+        .alpha = f->alpha, .beta = f->beta, .limit = f->limit > 0 ? f->limit : INFINITY, .relu2 = f->not_gated};
     w->shared_swiglu = w->swiglu;
     w->activations = f->activations;
     w->input_mode = f->input_mode, w->intermediate_mode = f->intermediate_mode;
     w->input_global = f->input_mode == MEGAMOE_GLOBAL_STATIC ? 0.0123f : 1.0f;
     w->routing_weight_before = f->weight_before;
     l->experts = calloc(f->loaded + 1, sizeof *l->experts);
-    for (uint32_t i = 0; i < f->loaded; i++) l->experts[i] = made_expert(l, f->format, f->hidden, f->intermediate, !f->not_gated, f->bias);
+    for (uint32_t i = 0; i < f->loaded; i++)
+        l->experts[i] = made_expert(l, f->format, f->hidden, f->intermediate, !f->not_gated, f->bias);
     w->experts = l->experts, w->expert_count = f->loaded;
     if (f->shared_format) {
         l->shared = made_expert(l, f->shared_format, f->hidden, f->intermediate, !f->not_gated, false);

@@ -1,10 +1,9 @@
 /*
  * What must be exact on the GPU, bit by bit:
- *     every product of an E2M1 code and an E4M3 scale, through L1 and through L2 of every kernel (light and heavy decode, MID
- *     and WIDE tiles, portable tiles): one-hot activations bring single weights to the output, and the expected value comes from
- *     a table written here, not from the library;
- *     a run in another order, and a captured graph replayed with other data: the same bits per token.
- * Exit status 77, with the reason, where there is no GPU.
+ *     every product of an E2M1 code and an E4M3 scale, through L1 and through L2 of every kernel (light and heavy
+ * decode, MID and WIDE tiles, portable tiles): one-hot activations bring single weights to the output, and the expected
+ * value comes from a table written here, not from the library; a run in another order, and a captured graph replayed
+ * with other data: the same bits per token. Exit status 77, with the reason, where there is no GPU.
  */
 #include <dlfcn.h>
 
@@ -62,7 +61,8 @@ typedef struct device_layer {
 static void open_layer(device_layer *d, const mm_backend *backend, const made_layer *l, uint32_t tokens) {
     megamoe_device_options options = {.struct_size = sizeof options, .max_tokens = tokens};
     d->backend = backend;
-    if (backend->open(&options, &d->state) != MEGAMOE_OK || backend->layer_create(d->state, &l->weights, false, NULL, &d->layer) != MEGAMOE_OK) {
+    if (backend->open(&options, &d->state) != MEGAMOE_OK ||
+        backend->layer_create(d->state, &l->weights, false, NULL, &d->layer) != MEGAMOE_OK) {
         printf("FAIL %s: %s\n", backend->name, megamoe_error_message());
         exit(1);
     }
@@ -82,8 +82,8 @@ static void run_stages(device_layer *d, const megamoe_batch *batch, megamoe_stag
 }
 
 /*
- * Token t has x_0 = 1 and x_k = 1 at k = 1 + t mod 511. Gates are 1 (sigmoid(1000) is 1), so h_n = W_up[n][k]: L1's products.
- * With up rows that pick one feature, h is one-hot and the result is a column of down: L2's products.
+ * Token t has x_0 = 1 and x_k = 1 at k = 1 + t mod 511. Gates are 1 (sigmoid(1000) is 1), so h_n = W_up[n][k]: L1's
+ * products. With up rows that pick one feature, h is one-hot and the result is a column of down: L2's products.
  */
 static void test_products(const mm_backend *backend, uint32_t tokens, bool l2) {
     made_layer l = {0};
@@ -100,10 +100,17 @@ static void test_products(const mm_backend *backend, uint32_t tokens, bool l2) {
     }
     int32_t *ids = malloc(tokens * 4);
     float *weights = malloc(tokens * 4), *out = malloc((size_t)tokens * H * 4);
-    uint16_t *x = calloc((size_t)tokens * H, 2), *y = malloc((size_t)tokens * H * 2), *h = malloc((size_t)tokens * I * 2);
-    for (uint32_t t = 0; t < tokens; t++) ids[t] = 1, weights[t] = 1.0f, x[t * H] = 0x3F80, x[t * H + 1 + t % (H - 1)] = 0x3F80;
-    megamoe_batch batch = {.struct_size = sizeof batch, .token_count = tokens, .hidden = x, .hidden_dtype = MEGAMOE_BF16, .output = y,
-                           .expert_ids = ids, .expert_weights = weights};
+    uint16_t *x = calloc((size_t)tokens * H, 2), *y = malloc((size_t)tokens * H * 2),
+             *h = malloc((size_t)tokens * I * 2);
+    for (uint32_t t = 0; t < tokens; t++)
+        ids[t] = 1, weights[t] = 1.0f, x[t * H] = 0x3F80, x[t * H + 1 + t % (H - 1)] = 0x3F80;
+    megamoe_batch batch = {.struct_size = sizeof batch,
+                           .token_count = tokens,
+                           .hidden = x,
+                           .hidden_dtype = MEGAMOE_BF16,
+                           .output = y,
+                           .expert_ids = ids,
+                           .expert_weights = weights};
     megamoe_stages stages = {.struct_size = sizeof stages, .h = h, .l2 = out};
     open_layer(&d, backend, &l, tokens);
     run_stages(&d, &batch, &stages);
@@ -118,7 +125,9 @@ static void test_products(const mm_backend *backend, uint32_t tokens, bool l2) {
             wrong += got != want;
         }
     }
-    if (wrong) failures++, printf("FAIL %s: %zu of %u products through %s are not exact at %u tokens\n", backend->name, wrong, tokens * (l2 ? H : I), l2 ? "L2" : "L1", tokens);
+    if (wrong)
+        failures++, printf("FAIL %s: %zu of %u products through %s are not exact at %u tokens\n", backend->name, wrong,
+                           tokens * (l2 ? H : I), l2 ? "L2" : "L1", tokens);
     close_layer(&d);
     free(ids), free(weights), free(out), free(x), free(y), free(h);
     made_layer_close(&l);
@@ -134,32 +143,50 @@ static void *upload(mm_backend_state *state, const void *host, size_t bytes) {
     return (void *)(uintptr_t)p;
 }
 
-/* A batch in reverse order gives every token the same bits; so does a graph captured with one batch and replayed with the other. */
+/* A batch in reverse order gives every token the same bits; so does a graph captured with one batch and replayed with
+ * the other. */
 static void test_order_and_graph(const mm_backend *backend, uint32_t tokens, megamoe_activations activations) {
-    const made_form f = {1024, 512, 16, 11, 4, MM_NVFP4, MM_FP8, .activations = activations, .input_mode = MEGAMOE_GLOBAL_TOKEN,
-                         .intermediate_mode = MEGAMOE_GLOBAL_UNIT, .alpha = 1.0f, .limit = 10.0f};
+    const made_form f = {1024,
+                         512,
+                         16,
+                         11,
+                         4,
+                         MM_NVFP4,
+                         MM_FP8,
+                         .activations = activations,
+                         .input_mode = MEGAMOE_GLOBAL_TOKEN,
+                         .intermediate_mode = MEGAMOE_GLOBAL_UNIT,
+                         .alpha = 1.0f,
+                         .limit = 10.0f};
     CUresult (*begin)(CUstream, CUstreamCaptureMode), (*end)(CUstream, CUgraph *);
     CUresult (*instantiate)(CUgraphExec *, CUgraph, unsigned long long), (*launch)(CUgraphExec, CUstream);
     void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
     *(void **)&begin = dlsym(cuda, "cuStreamBeginCapture_v2"), *(void **)&end = dlsym(cuda, "cuStreamEndCapture");
-    *(void **)&instantiate = dlsym(cuda, "cuGraphInstantiateWithFlags"), *(void **)&launch = dlsym(cuda, "cuGraphLaunch");
+    *(void **)&instantiate = dlsym(cuda, "cuGraphInstantiateWithFlags"),
+           *(void **)&launch = dlsym(cuda, "cuGraphLaunch");
     made_layer l = {0};
     device_layer d;
     made_layer_open(&l, &f, 5);
     const uint32_t k = f.slots, h = f.hidden;
     int32_t *ids = malloc(tokens * k * 4), *ids2 = malloc(tokens * k * 4);
     float *weights = malloc(tokens * k * 4), *weights2 = malloc(tokens * k * 4);
-    uint16_t *x = malloc(tokens * h * 2), *x2 = malloc(tokens * h * 2), *y = malloc(tokens * h * 2), *y2 = malloc(tokens * h * 2);
+    uint16_t *x = malloc(tokens * h * 2), *x2 = malloc(tokens * h * 2), *y = malloc(tokens * h * 2),
+             *y2 = malloc(tokens * h * 2);
     made_routing(&l, tokens, 0.3f, ids, weights);
     made_hidden(&l, tokens, x);
     for (uint32_t t = 0; t < tokens; t++) {
         const uint32_t r = tokens - 1 - t;
-        memcpy(ids2 + r * k, ids + t * k, k * 4), memcpy(weights2 + r * k, weights + t * k, k * 4), memcpy(x2 + r * h, x + t * h, h * 2);
+        memcpy(ids2 + r * k, ids + t * k, k * 4), memcpy(weights2 + r * k, weights + t * k, k * 4),
+            memcpy(x2 + r * h, x + t * h, h * 2);
     }
     open_layer(&d, backend, &l, tokens);
     mm_cuda_enter(d.state);
-    megamoe_batch batch = {.struct_size = sizeof batch, .token_count = tokens, .hidden = upload(d.state, x, tokens * h * 2), .hidden_dtype = MEGAMOE_BF16,
-                           .output = upload(d.state, NULL, tokens * h * 2), .expert_ids = upload(d.state, ids, tokens * k * 4),
+    megamoe_batch batch = {.struct_size = sizeof batch,
+                           .token_count = tokens,
+                           .hidden = upload(d.state, x, tokens * h * 2),
+                           .hidden_dtype = MEGAMOE_BF16,
+                           .output = upload(d.state, NULL, tokens * h * 2),
+                           .expert_ids = upload(d.state, ids, tokens * k * 4),
                            .expert_weights = upload(d.state, weights, tokens * k * 4)};
     CUstream stream = d.state->stream;
     CUgraph graph;
@@ -179,7 +206,9 @@ static void test_order_and_graph(const mm_backend *backend, uint32_t tokens, meg
     good &= d.state->driver->stream_wait(stream) == CUDA_SUCCESS;
     size_t wrong = 0;
     for (uint32_t t = 0; good && t < tokens; t++) wrong += memcmp(y + t * h, y2 + (tokens - 1 - t) * h, h * 2) != 0;
-    if (!good || wrong) failures++, printf("FAIL %s: a replayed graph in reverse order: %s, %zu of %u tokens differ\n", backend->name, good ? "ran" : megamoe_error_message(), wrong, tokens);
+    if (!good || wrong)
+        failures++, printf("FAIL %s: a replayed graph in reverse order: %s, %zu of %u tokens differ\n", backend->name,
+                           good ? "ran" : megamoe_error_message(), wrong, tokens);
     mm_cuda_leave(d.state);
     close_layer(&d);
     free(ids), free(ids2), free(weights), free(weights2), free(x), free(x2), free(y), free(y2);

@@ -1,8 +1,8 @@
 /*
- * GPU layers against the reference backend, stage by stage: each stage's oracle is given the GPU's own output of the stage
- * before. Sizes that no tile divides, every format, both activations, one token to hundreds, a hot expert. Where the
- * reference would take too long (many rows of real sizes), sm90 is compared with cuda-portable, which shares no GEMM with it.
- * Exit status 77, with the reason, where there is no GPU.
+ * GPU layers against the reference backend, stage by stage: each stage's oracle is given the GPU's own output of the
+ * stage before. Sizes that no tile divides, every format, both activations, one token to hundreds, a hot expert. Where
+ * the reference would take too long (many rows of real sizes), sm90 is compared with cuda-portable, which shares no
+ * GEMM with it. Exit status 77, with the reason, where there is no GPU.
  */
 #include "backend/cuda/made_layer.h"
 
@@ -18,7 +18,9 @@ typedef struct dump {
     uint32_t written;
 } dump;
 
-static size_t pairs_of(const made_layer *l, uint32_t tokens) { return (size_t)tokens * l->weights.shape.experts_per_token; }
+static size_t pairs_of(const made_layer *l, uint32_t tokens) {
+    return (size_t)tokens * l->weights.shape.experts_per_token;
+}
 
 /* Every stage's memory, poisoned. */
 static void dump_open(dump *d, const made_layer *l, uint32_t tokens) {
@@ -28,7 +30,8 @@ static void dump_open(dump *d, const made_layer *l, uint32_t tokens) {
     s->struct_size = sizeof *s;
     s->expert_ids = malloc(p * 4), s->expert_weights = malloc(p * 4);
     s->x_codes = malloc(tokens * h / 2), s->x_scales = malloc(tokens * h / 16), s->x_globals = malloc(tokens * 4);
-    s->h = malloc(p * i * 2), s->h_codes = malloc(p * i / 2), s->h_scales = malloc(p * i / 16), s->h_globals = malloc(p * 4);
+    s->h = malloc(p * i * 2), s->h_codes = malloc(p * i / 2), s->h_scales = malloc(p * i / 16),
+    s->h_globals = malloc(p * 4);
     s->l2 = malloc(p * h * 4), s->shared = malloc(tokens * h * 4), s->output = malloc(tokens * h * 2);
     memset(s->h, 0x7F, p * i * 2), memset(s->l2, 0x7F, p * h * 4), memset(s->output, 0x7F, tokens * h * 2);
     memset(s->shared, 0x7F, tokens * h * 4), memset(s->h_codes, 0xAA, p * i / 2), memset(s->h_scales, 0xAA, p * i / 16);
@@ -40,7 +43,8 @@ static void dump_open(dump *d, const made_layer *l, uint32_t tokens) {
 static void dump_close(dump *d) {
     megamoe_stages *s = &d->stages;
     free(s->expert_ids), free(s->expert_weights), free(s->x_codes), free(s->x_scales), free(s->x_globals), free(s->h);
-    free(s->h_codes), free(s->h_scales), free(s->h_globals), free(s->l2), free(s->shared), free(s->output), free(d->output);
+    free(s->h_codes), free(s->h_scales), free(s->h_globals), free(s->l2), free(s->shared), free(s->output),
+        free(d->output);
 }
 
 typedef struct measure {
@@ -53,7 +57,8 @@ static measure compare(const float *a, const float *b, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (!(fabs((double)a[i] - b[i]) <= worst)) worst = fabs((double)a[i] - b[i]);
     double rms = sqrt(bb / (double)(n ? n : 1));
-    return (measure){aa == 0 && bb == 0 ? 1.0 : ab / sqrt(aa * bb), aa == 0 && bb == 0 ? 1.0 : sqrt(aa / bb), rms > 0 ? worst / rms : worst};
+    return (measure){aa == 0 && bb == 0 ? 1.0 : ab / sqrt(aa * bb), aa == 0 && bb == 0 ? 1.0 : sqrt(aa / bb),
+                     rms > 0 ? worst / rms : worst};
 }
 
 static float *widen(const uint16_t *values, size_t n) {
@@ -67,7 +72,8 @@ static void judge(const char *name, const char *stage, measure m, double roundin
     bool good = m.cosine >= cosine && fabs(m.ratio - 1.0) <= ratio && m.worst < 1.0;
     if (!good) failures++;
     if (!good || getenv("VERBOSE"))
-        printf("%s %-44s %-7s cosine 1-%.2e norm ratio 1%+.1e worst %.3g rms\n", good ? "ok  " : "FAIL", name, stage, 1.0 - m.cosine, m.ratio - 1.0, m.worst);
+        printf("%s %-44s %-7s cosine 1-%.2e norm ratio 1%+.1e worst %.3g rms\n", good ? "ok  " : "FAIL", name, stage,
+               1.0 - m.cosine, m.ratio - 1.0, m.worst);
 }
 
 static void equal(const char *name, const char *stage, const void *a, const void *b, size_t bytes, double allowed) {
@@ -87,7 +93,8 @@ static void judge_stages(const char *name, const made_layer *l, uint32_t tokens,
         equal(name, "x codes", gpu->stages.x_codes, ref->stages.x_codes, tokens * h / 2, 0);
         equal(name, "x scale", gpu->stages.x_scales, ref->stages.x_scales, tokens * h / 16, 0);
         equal(name, "x glob.", gpu->stages.x_globals, ref->stages.x_globals, tokens * 4, 0);
-        equal(name, "h codes", gpu->stages.h_codes, ref->stages.h_codes, p * i / 2, 2e-3); /* near a rounding boundary */
+        equal(name, "h codes", gpu->stages.h_codes, ref->stages.h_codes, p * i / 2,
+              2e-3); /* near a rounding boundary */
         equal(name, "h scale", gpu->stages.h_scales, ref->stages.h_scales, p * i / 16, 2e-3);
     } else {
         float *a = widen(gpu->stages.h, p * i), *b = widen(ref->stages.h, p * i);
@@ -103,8 +110,11 @@ static void judge_stages(const char *name, const made_layer *l, uint32_t tokens,
 
 static megamoe_status run_on(const mm_backend *backend, const made_layer *l, const megamoe_batch *batch, bool invariant,
                              const megamoe_stages *given, dump *d) {
-    megamoe_device_options options = {.struct_size = sizeof options, .backend = backend->id, .max_tokens = batch->token_count,
-                                      .threads = 1, .batch_invariant = invariant};
+    megamoe_device_options options = {.struct_size = sizeof options,
+                                      .backend = backend->id,
+                                      .max_tokens = batch->token_count,
+                                      .threads = 1,
+                                      .batch_invariant = invariant};
     megamoe_batch own = *batch;
     mm_backend_state *state;
     mm_backend_layer *layer;
@@ -112,7 +122,8 @@ static megamoe_status run_on(const mm_backend *backend, const made_layer *l, con
     MM_TRY(backend->open(&options, &state));
     megamoe_status status = backend->layer_create(state, &l->weights, false, NULL, &layer);
     if (status == MEGAMOE_OK) {
-        for (int i = 0; status == MEGAMOE_OK && i < (given ? 1 : 2); i++) /* twice: a run must not depend on what one left behind */
+        for (int i = 0; status == MEGAMOE_OK && i < (given ? 1 : 2);
+             i++) /* twice: a run must not depend on what one left behind */
             status = backend->run(layer, &own, given, &d->stages, &d->written, NULL);
         backend->layer_close(layer);
     }
@@ -140,8 +151,13 @@ static void run_case(const mm_backend *backend, const mm_backend *judge_backend,
     uint16_t *hidden = malloc((size_t)c->tokens * c->form.hidden * 2);
     made_routing(&l, c->tokens, c->hot, ids, weights);
     made_hidden(&l, c->tokens, hidden);
-    megamoe_batch batch = {.struct_size = sizeof batch, .token_count = c->tokens, .hidden = hidden, .hidden_dtype = MEGAMOE_BF16,
-                           .expert_ids = ids, .expert_weights = weights, .allow_bad_routing = true};
+    megamoe_batch batch = {.struct_size = sizeof batch,
+                           .token_count = c->tokens,
+                           .hidden = hidden,
+                           .hidden_dtype = MEGAMOE_BF16,
+                           .expert_ids = ids,
+                           .expert_weights = weights,
+                           .allow_bad_routing = true};
     dump_open(&gpu, &l, c->tokens), dump_open(&ref, &l, c->tokens);
     snprintf(name, sizeof name, "%s %s T=%u", backend->name, c->name, c->tokens);
     if (getenv("VERBOSE")) printf("%s\n", name);
@@ -149,8 +165,11 @@ static void run_case(const mm_backend *backend, const mm_backend *judge_backend,
     if (status == MEGAMOE_OK) {
         megamoe_stages given = gpu.stages;
         given.output = NULL, given.l1 = NULL;
-        if (c->form.activations != MEGAMOE_ACTIVATIONS_NVFP4 || !(gpu.written & MM_STAGE_H_CODES)) given.x_codes = given.x_scales = NULL, given.x_globals = NULL, given.h_codes = given.h_scales = NULL, given.h_globals = NULL;
-        else given.h = NULL;
+        if (c->form.activations != MEGAMOE_ACTIVATIONS_NVFP4 || !(gpu.written & MM_STAGE_H_CODES))
+            given.x_codes = given.x_scales = NULL, given.x_globals = NULL, given.h_codes = given.h_scales = NULL,
+            given.h_globals = NULL;
+        else
+            given.h = NULL;
         if (!l.weights.shared) given.shared = NULL;
         status = run_on(judge_backend, &l, &batch, false, judge_backend->id == MEGAMOE_REFERENCE ? &given : NULL, &ref);
     }
@@ -166,7 +185,8 @@ static void run_case(const mm_backend *backend, const mm_backend *judge_backend,
 }
 
 #define BF16 .activations = MEGAMOE_ACTIVATIONS_BF16
-#define NVFP4(x, h) .activations = MEGAMOE_ACTIVATIONS_NVFP4, .input_mode = MEGAMOE_GLOBAL_##x, .intermediate_mode = MEGAMOE_GLOBAL_##h
+#define NVFP4(x, h)                                                                                                    \
+    .activations = MEGAMOE_ACTIVATIONS_NVFP4, .input_mode = MEGAMOE_GLOBAL_##x, .intermediate_mode = MEGAMOE_GLOBAL_##h
 #define SILU .alpha = 1.0f, .limit = 10.0f
 
 static const layer_case small_cases[] = {
@@ -175,7 +195,11 @@ static const layer_case small_cases[] = {
     {"512x512 hot", {512, 512, 8, 5, 2, MM_NVFP4, 0, BF16, SILU}, 130, 1, 0},
     {"512x512 shared fp8", {512, 512, 8, 5, 2, MM_NVFP4, MM_FP8, BF16, SILU}, 70, 0.5f, 0},
     {"512x512 shared bf16", {512, 512, 8, 5, 2, MM_NVFP4, MM_BF16, BF16, SILU}, 9, 0.5f, 0},
-    {"512x512 nvfp4 static shared nvfp4", {512, 512, 8, 5, 2, MM_NVFP4, MM_NVFP4, NVFP4(STATIC, STATIC), SILU}, 40, 0.5f, 0},
+    {"512x512 nvfp4 static shared nvfp4",
+     {512, 512, 8, 5, 2, MM_NVFP4, MM_NVFP4, NVFP4(STATIC, STATIC), SILU},
+     40,
+     0.5f,
+     0},
     {"512x512 nvfp4 token", {512, 512, 8, 5, 2, MM_NVFP4, 0, NVFP4(TOKEN, UNIT), SILU}, 12, 0, 0},
     {"512x512 nvfp4 unit", {512, 512, 8, 5, 2, MM_NVFP4, 0, NVFP4(UNIT, UNIT), SILU}, 70, 1, 0},
     {"512x512 invariant", {512, 512, 8, 5, 2, MM_NVFP4, 0, BF16, SILU}, 24, 0, 1},
@@ -185,7 +209,11 @@ static const layer_case small_cases[] = {
     {"576x320 K tail", {576, 320, 6, 6, 3, MM_NVFP4, 0, BF16, SILU}, 50, 1, 0},
     {"1024x768 mxfp4", {1024, 512, 6, 4, 3, MM_MXFP4, 0, BF16, SILU}, 14, 0, 0},
     {"1024x768 mxfp4", {1024, 512, 6, 4, 3, MM_MXFP4, 0, BF16, SILU}, 200, 1, 0},
-    {"2880x2880 gpt-oss", {2880, 2880, 4, 2, 2, MM_MXFP4, 0, BF16, .bias = true, .alpha = 1.702f, .beta = 1.0f, .limit = 7.0f}, 10, 0, 0},
+    {"2880x2880 gpt-oss",
+     {2880, 2880, 4, 2, 2, MM_MXFP4, 0, BF16, .bias = true, .alpha = 1.702f, .beta = 1.0f, .limit = 7.0f},
+     10,
+     0,
+     0},
     {"256x256 relu2", {256, 256, 6, 6, 2, MM_NVFP4, 0, BF16, .alpha = 1.0f, .not_gated = true}, 30, 0, 0},
     {"256x256 bf16 experts", {256, 256, 6, 6, 2, MM_BF16, 0, BF16, SILU}, 30, 0, 0},
     {"384x384 fp8 experts", {384, 384, 6, 6, 2, MM_FP8, 0, BF16, SILU}, 30, 0, 0},
@@ -208,7 +236,11 @@ static const layer_case many_cases[] = {
     {"V4-Pro rows of every width", {7168, 3072, 12, 9, 3, MM_NVFP4, 0, BF16, SILU}, 200, 0.0f, 0},
     {"V4-Pro hot", {7168, 3072, 12, 9, 3, MM_NVFP4, 0, BF16, SILU}, 700, 0.8f, 0},
     {"V4.1-Flash", {5120, 2304, 12, 9, 3, MM_NVFP4, 0, NVFP4(STATIC, STATIC), SILU}, 300, 0.3f, 0},
-    {"gpt-oss", {2880, 2880, 8, 8, 4, MM_MXFP4, 0, BF16, .bias = true, .alpha = 1.702f, .beta = 1.0f, .limit = 7.0f}, 300, 0.3f, 0},
+    {"gpt-oss",
+     {2880, 2880, 8, 8, 4, MM_MXFP4, 0, BF16, .bias = true, .alpha = 1.702f, .beta = 1.0f, .limit = 7.0f},
+     300,
+     0.3f,
+     0},
     {"R1 mxfp4", {7168, 2048, 12, 9, 3, MM_MXFP4, 0, BF16, SILU}, 500, 0.5f, 0},
     {"large plan", {512, 512, 64, 48, 6, MM_NVFP4, 0, BF16, SILU}, 3000, 0.1f, 0},
 };
@@ -224,9 +256,12 @@ int main(int argc, char **argv) {
             printf("skipped %s: %s\n", backends[b]->name, megamoe_error_message());
             continue;
         }
-        for (size_t i = 0; !strstr(only, "nosmall") && i < COUNT(small_cases); i++, ran++) run_case(backends[b], &mm_backend_reference, &small_cases[i]);
-        for (size_t i = 0; !strstr(only, "noreal") && i < COUNT(real_cases); i++, ran++) run_case(backends[b], &mm_backend_reference, &real_cases[i]);
-        for (size_t i = 0; b == 0 && !strstr(only, "nomany") && i < COUNT(many_cases); i++, ran++) run_case(backends[b], &mm_backend_cuda_portable, &many_cases[i]);
+        for (size_t i = 0; !strstr(only, "nosmall") && i < COUNT(small_cases); i++, ran++)
+            run_case(backends[b], &mm_backend_reference, &small_cases[i]);
+        for (size_t i = 0; !strstr(only, "noreal") && i < COUNT(real_cases); i++, ran++)
+            run_case(backends[b], &mm_backend_reference, &real_cases[i]);
+        for (size_t i = 0; b == 0 && !strstr(only, "nomany") && i < COUNT(many_cases); i++, ran++)
+            run_case(backends[b], &mm_backend_cuda_portable, &many_cases[i]);
     }
     if (!ran) return SKIPPED;
     printf("%d layers, %d failures\n", ran, failures);
