@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../tests/backend/cuda/made_layer.h"
+#include "backend/cuda/made_layer.h"
 #include "backend/cuda/state.h"
 #include "error.h"
 
@@ -154,79 +154,107 @@ static void measure(work *w, CUgraphExec exec, double warm_ms, double *median, d
     d->event_destroy(a), d->event_destroy(b);
 }
 
+/* What the command line asked for. */
+typedef struct request {
+    const mm_backend *backend;
+    const char *shape;
+    bool nvfp4;
+    made_form form;
+    made_layer made;
+    megamoe_limits limits;
+    bool measured;
+} request;
+
+static void report(const request *q, const work *w, const char *state, double experts, double least, double layer) {
+    const double weights = 3.0 * q->form.hidden * q->form.intermediate;
+    printf("%s,%s,%s,%u,%.1f,%.1f,%s,%.1f,%.1f,%.1f,%.0f,%.3f,%.1f\n", q->backend->name, q->shape,
+           q->nvfp4 ? "nvfp4" : "bf16", w->tokens, w->rows, w->hit, state, experts, least, layer,
+           w->hit * weights * 0.5625 / experts * 1e-3, w->hit * weights * 0.5625 / experts * 1e-3 / q->limits.read_gb_s,
+           w->rows * 2.0 * weights / experts * 1e-6);
+    fflush(stdout);
+}
+
+static double seconds_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* Opens the device and the layer for one token count; the first time also measures limits and the rate of loading. */
+static void open_work(request *q, work *w) {
+    megamoe_device_options options = {.struct_size = sizeof options, .max_tokens = w->tokens};
+    if (q->backend->open(&options, &w->state) != MEGAMOE_OK) die("open");
+    if (!q->measured) {
+        if (q->backend->measure(w->state, &q->limits) != MEGAMOE_OK) die("measure");
+        printf("# copy %.0f GB/s, bf16 gemm %.0f TFLOP/s\n", q->limits.read_gb_s, q->limits.matrix_tflop_s);
+    }
+    const double begin = seconds_now();
+    if (q->backend->layer_create(w->state, &q->made.weights, false, NULL, &w->layer) != MEGAMOE_OK) die("layer");
+    if (!q->measured)
+        printf("# load %.2f GB/s\n",
+               q->form.loaded * 3e-9 * q->form.hidden * q->form.intermediate * 0.5625 / (seconds_now() - begin));
+    q->measured = true;
+    if (mm_cuda_enter(w->state) != MEGAMOE_OK) die("enter");
+    w->own_scratch = w->state->scratch_blocks->base;
+}
+
+static void run_tokens(request *q, uint32_t tokens) {
+    work w = {.made = &q->made, .tokens = tokens};
+    w.routings = tokens <= 512 ? 8 : tokens <= 2048 ? 4 : tokens <= 8192 ? 2 : 1;
+    open_work(q, &w);
+    prepare(&w);
+    if (getenv("ONCE")) exit(0); /* under a profiler: every kernel has run */
+    CUgraphExec experts = capture(&w, true), whole = capture(&w, false);
+    for (int loaded = 0; loaded < 2; loaded++) {
+        double e, e_min, l, l_min;
+        measure(&w, experts, loaded ? 300 : 0, &e, &e_min);
+        measure(&w, whole, loaded ? 300 : 0, &l, &l_min);
+        report(q, &w, loaded ? "loaded" : "cool", e, e_min, l);
+    }
+    release(&w);
+    mm_cuda_leave(w.state);
+    q->backend->layer_close(w.layer);
+    q->backend->close(w.state);
+}
+
+static void find_graphs(void) {
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    *(void **)&begin_capture = dlsym(cuda, "cuStreamBeginCapture_v2");
+    *(void **)&end_capture = dlsym(cuda, "cuStreamEndCapture");
+    *(void **)&instantiate = dlsym(cuda, "cuGraphInstantiateWithFlags");
+    *(void **)&graph_launch = dlsym(cuda, "cuGraphLaunch");
+}
+
+/* Random bytes that the experts' matrices share; the upper half serves as scales too, all of them valid. */
+static void fill_pool(made_layer *made) {
+    uint64_t seed = 7;
+    made->pool_bytes = 64 << 20;
+    made->pool = malloc(made->pool_bytes);
+    for (size_t i = 0; i < made->pool_bytes; i++)
+        made->pool[i] =
+            (uint8_t)(i < made->pool_bytes / 2 ? made_random(&seed) >> 7 : 0x48 + made_random(&seed) % 0x37);
+}
+
 int main(int argc, char **argv) {
-    const mm_backend *backend =
-        argc > 1 && !strcmp(argv[1], "cuda-portable") ? &mm_backend_cuda_portable : &mm_backend_sm90;
-    const bool flash = argc > 2 && !strcmp(argv[2], "v4-flash"), nvfp4 = argc > 4 && !strcmp(argv[4], "nvfp4");
-    char *list = argc > 3 ? argv[3] : (char[]){"1,8,64,512,2048,8192"};
-    made_form form = {flash ? 4096 : 7168,
-                      flash ? 2048 : 3072,
-                      flash ? 256 : 384,
-                      flash ? 32 : 48,
-                      6,
-                      MM_NVFP4,
-                      0,
-                      .alpha = 1.0f,
-                      .limit = 10.0f,
-                      .activations = nvfp4 ? MEGAMOE_ACTIVATIONS_NVFP4 : MEGAMOE_ACTIVATIONS_BF16,
-                      .input_mode = MEGAMOE_GLOBAL_STATIC,
-                      .intermediate_mode = MEGAMOE_GLOBAL_STATIC};
-    if (backend->probe(0) != MEGAMOE_OK) {
+    const bool flash = argc > 2 && !strcmp(argv[2], "v4-flash");
+    char standard[] = "1,8,64,512,2048,8192", *list = argc > 3 ? argv[3] : standard;
+    request q = {.backend =
+                     argc > 1 && !strcmp(argv[1], "cuda-portable") ? &mm_backend_cuda_portable : &mm_backend_sm90,
+                 .shape = flash ? "v4-flash" : "v4-pro",
+                 .nvfp4 = argc > 4 && !strcmp(argv[4], "nvfp4"),
+                 .limits = {.struct_size = sizeof(megamoe_limits)}};
+    q.form = (made_form){.hidden = flash ? 4096 : 7168, .intermediate = flash ? 2048 : 3072};
+    q.form.expert_count = flash ? 256 : 384, q.form.loaded = flash ? 32 : 48, q.form.slots = 6;
+    q.form.format = MM_NVFP4, q.form.alpha = 1.0f, q.form.limit = 10.0f;
+    q.form.activations = q.nvfp4 ? MEGAMOE_ACTIVATIONS_NVFP4 : MEGAMOE_ACTIVATIONS_BF16;
+    q.form.input_mode = q.form.intermediate_mode = MEGAMOE_GLOBAL_STATIC;
+    if (q.backend->probe(0) != MEGAMOE_OK) {
         printf("skipped: %s\n", megamoe_error_message());
         return 77;
     }
-    void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
-    *(void **)&begin_capture = dlsym(cuda, "cuStreamBeginCapture_v2"),
-           *(void **)&end_capture = dlsym(cuda, "cuStreamEndCapture");
-    *(void **)&instantiate = dlsym(cuda, "cuGraphInstantiateWithFlags"),
-           *(void **)&graph_launch = dlsym(cuda, "cuGraphLaunch");
-    made_layer made = {.pool_bytes = 64 << 20};
-    uint64_t seed = 7;
-    made.pool = malloc(made.pool_bytes);
-    for (size_t i = 0; i < made.pool_bytes; i++) /* the upper half serves as scales too: all of them valid */
-        made.pool[i] = (uint8_t)(i < made.pool_bytes / 2 ? made_random(&seed) >> 7 : 0x48 + made_random(&seed) % 0x37);
-    made_layer_open(&made, &form, 99);
-    megamoe_limits limits = {.struct_size = sizeof limits};
-    bool measured = false;
-    for (char *at = strtok(list, ","); at; at = strtok(NULL, ",")) {
-        work w = {.made = &made, .tokens = (uint32_t)atoi(at)};
-        megamoe_device_options options = {.struct_size = sizeof options, .max_tokens = w.tokens};
-        struct timespec t0, t1;
-        w.routings = w.tokens <= 512 ? 8 : w.tokens <= 2048 ? 4 : w.tokens <= 8192 ? 2 : 1;
-        if (backend->open(&options, &w.state) != MEGAMOE_OK) die("open");
-        if (!measured) {
-            if (backend->measure(w.state, &limits) != MEGAMOE_OK) die("measure");
-            printf("# copy %.0f GB/s, bf16 gemm %.0f TFLOP/s\n", limits.read_gb_s, limits.matrix_tflop_s);
-        }
-        clock_gettime(CLOCK_MONOTONIC, &t0);
-        if (backend->layer_create(w.state, &made.weights, false, NULL, &w.layer) != MEGAMOE_OK) die("layer");
-        clock_gettime(CLOCK_MONOTONIC, &t1);
-        if (!measured)
-            printf("# load %.2f GB/s\n",
-                   form.loaded * 3.0 * form.hidden * form.intermediate * 0.5625e-9 /
-                       ((double)(t1.tv_sec - t0.tv_sec) + (double)(t1.tv_nsec - t0.tv_nsec) * 1e-9));
-        measured = true;
-        if (mm_cuda_enter(w.state) != MEGAMOE_OK) die("enter");
-        w.own_scratch = w.state->scratch_blocks->base;
-        prepare(&w);
-        if (getenv("ONCE")) return 0; /* under a profiler: every kernel has run */
-        CUgraphExec experts = capture(&w, true), whole = capture(&w, false);
-        for (int loaded = 0; loaded < 2; loaded++) {
-            double e, e_min, l, l_min;
-            measure(&w, experts, loaded ? 300 : 0, &e, &e_min);
-            measure(&w, whole, loaded ? 300 : 0, &l, &l_min);
-            const double bytes = w.hit * 3.0 * form.hidden * form.intermediate * 0.5625,
-                         flops = w.rows * 6.0 * form.hidden * form.intermediate;
-            printf("%s,%s,%s,%u,%.1f,%.1f,%s,%.1f,%.1f,%.1f,%.0f,%.3f,%.1f\n", backend->name,
-                   flash ? "v4-flash" : "v4-pro", nvfp4 ? "nvfp4" : "bf16", w.tokens, w.rows, w.hit,
-                   loaded ? "loaded" : "cool", e, e_min, l, bytes / e * 1e-3, bytes / e * 1e-3 / limits.read_gb_s,
-                   flops / e * 1e-6);
-            fflush(stdout);
-        }
-        release(&w);
-        mm_cuda_leave(w.state);
-        backend->layer_close(w.layer);
-        backend->close(w.state);
-    }
+    find_graphs();
+    fill_pool(&q.made);
+    made_layer_open(&q.made, &q.form, 99);
+    for (char *at = strtok(list, ","); at; at = strtok(NULL, ",")) run_tokens(&q, (uint32_t)atoi(at));
     return 0;
 }

@@ -37,8 +37,10 @@ static void set_bias(router *r, float *bias) {
 }
 
 static megamoe_batch batch_of(const router *r, const int32_t *token_ids) {
-    return (megamoe_batch){
-        .struct_size = sizeof(megamoe_batch), .token_count = r->tokens, .hidden = r->hidden, .token_ids = token_ids};
+    return (megamoe_batch){.struct_size = sizeof(megamoe_batch),
+                           .token_count = r->tokens,
+                           .hidden = r->hidden,
+                           .token_ids = token_ids};
 }
 
 static void route(router *r, int32_t *ids, float *weights) {
@@ -284,22 +286,41 @@ static void infinite_logit(void **state) {
     (void)state;
 }
 
-/* Every chosen sigmoid underflows to 0: 0 / 0 would be NaN, the weights are 0. */
+/* Every chosen score underflows to 0: 0 / 0 would be NaN, the weights are 0. */
 static void vanishing_scores(void **state) {
     static float bias[8] = {0.1f, 0.7f, 0.3f, 0.2f, 0.9f, 0.4f, 0.5f, 0.6f};
-    static const float logits[8] = {-120, -120, -120, -120, -120, -120, -120, -120};
-    megamoe_shape shape = shape_of(MEGAMOE_SIGMOID, 8, 2);
-    router r;
-    int32_t ids[2];
+    static const megamoe_score scores[] = {MEGAMOE_SIGMOID, MEGAMOE_SQRTSOFTPLUS};
+    for (unsigned i = 0; i < 2; i++) {
+        megamoe_shape shape = shape_of(scores[i], 8, 2);
+        float logits[8], weights[2];
+        int32_t ids[2];
+        for (unsigned e = 0; e < 8; e++) logits[e] = i ? -300.0f : -120.0f;
+        shape.routed_scale = 2.5f;
+        router r = router_for(shape, 1);
+        set_logits(&r, 0, logits);
+        set_bias(&r, bias);
+        route(&r, ids, weights);
+        assert_int_equal(ids[0], 4);
+        assert_int_equal(ids[1], 1);
+        assert_true(weights[0] == 0 && weights[1] == 0);
+        done(&r);
+    }
+    (void)state;
+}
+
+/* Sigmoids about as small as the 1e-20 under their sum: each is half of it without, a third with it. */
+static void epsilon_of_the_sum(void **state) {
+    static const float logits[3] = {-46.0f, -46.5f, -60.0f};
+    router r = router_for(shape_of(MEGAMOE_SIGMOID, 3, 2), 1);
+    const double s[2] = {1 / (1 + exp(46.0)), 1 / (1 + exp(46.5))};
     float weights[2];
-    shape.routed_scale = 2.5f;
-    r = router_for(shape, 1);
+    int32_t ids[2];
     set_logits(&r, 0, logits);
-    set_bias(&r, bias);
     route(&r, ids, weights);
-    assert_int_equal(ids[0], 4);
-    assert_int_equal(ids[1], 1);
-    assert_true(weights[0] == 0 && weights[1] == 0);
+    for (int k = 0; k < 2; k++) {
+        assert_int_equal(ids[k], k);
+        assert_close(weights[k], s[k] / (s[0] + s[1] + 1e-20));
+    }
     done(&r);
     (void)state;
 }
@@ -389,7 +410,8 @@ static void bad_table_entry(void **state) {
     for (unsigned i = 0; i < 2; i++) {
         router r = hash_router(narrow, MEGAMOE_I32);
         narrow[11] = i ? -1 : 9;
-        assert_int_equal(megamoe_layer_create(r.device, &r.layer.desc, &options, &r.made), MEGAMOE_INVALID_ARGUMENT);
+        assert_int_equal(megamoe_layer_create(r.device, &r.layer.desc, &options, &r.made),
+                         MEGAMOE_INVALID_ARGUMENT);
         assert_non_null(strstr(megamoe_error_message(), i ? "-1" : "9"));
         assert_null(r.made);
         done(&r);
@@ -409,6 +431,7 @@ int main(void) {
         cmocka_unit_test(bad_logits),
         cmocka_unit_test(infinite_logit),
         cmocka_unit_test(vanishing_scores),
+        cmocka_unit_test(epsilon_of_the_sum),
         cmocka_unit_test(hash_routing),
         cmocka_unit_test(bad_token_ids),
         cmocka_unit_test(bad_table_entry),

@@ -51,9 +51,10 @@ static void release_weights(const api_layer *l) {
 }
 
 /* A batch of `tokens` rows that all hold `value`, so that scratch is full of what comes of it. */
-static void dirty(megamoe_layer *layer, const megamoe_shape *s, uint32_t tokens, uint16_t value, const int32_t *ids,
-                  const float *weights) {
-    size_t bytes = (size_t)tokens * s->hidden * sizeof(uint16_t);
+static void dirty(megamoe_layer *layer, uint32_t tokens, uint16_t value, const int32_t *ids, const float *weights) {
+    megamoe_layer_facts facts = {.struct_size = sizeof facts};
+    megamoe_layer_describe(layer, &facts);
+    size_t bytes = (size_t)tokens * facts.shape.hidden * sizeof(uint16_t);
     uint16_t *hidden = malloc(bytes), *output = malloc(bytes);
     for (size_t i = 0; i < bytes / 2; i++) hidden[i] = value;
     assert_ok(megamoe_layer_run(layer,
@@ -66,6 +67,18 @@ static void dirty(megamoe_layer *layer, const megamoe_shape *s, uint32_t tokens,
                                 NULL));
     free(hidden);
     free(output);
+}
+
+/* A layer a little larger in every direction whose weights are all NaN, on the same device: its rows are longer, so
+ * that they leave NaN in the padding of the smaller layer's rows. */
+static megamoe_layer *wider_layer_of_nan(megamoe_device *device, megamoe_shape shape) {
+    megamoe_layer_options options = api_options(MEGAMOE_ACTIVATIONS_BF16);
+    shape.hidden += 48;
+    shape.intermediate += 48;
+    api_layer l = api_layer_integers(shape, 1);
+    for (unsigned p = 0; p < 3; p++)
+        memset(l.scales[p], 0x7F, (size_t)shape.expert_count * shape.hidden * shape.intermediate / 16);
+    return api_create(device, &l, &options);
 }
 
 /* Runs the first `tokens` rows from and into guarded memory that was full of `poison`. */
@@ -94,7 +107,7 @@ typedef struct sweep {
     const uint32_t *tokens; /* ends with 0; the first is the largest */
 } sweep;
 
-/* One integer layer at all numbers of tokens, each after a batch of NaN and then of zeros. */
+/* One integer layer at all numbers of tokens, each after a batch of NaN through itself or a wider layer. */
 static void run_sweep(const sweep *c) {
     megamoe_shape shape = api_shape(c->hidden, c->intermediate, c->experts, c->slots);
     uint32_t most = c->tokens[0], pairs = most * c->slots;
@@ -113,12 +126,12 @@ static void run_sweep(const sweep *c) {
         api_expected_integers(&l, hidden + t * c->hidden, ids + t * c->slots, weights + t * c->slots,
                               expected + t * c->hidden);
     megamoe_device *device = api_device(most);
-    megamoe_layer *layer = api_create(device, &l, &options);
+    megamoe_layer *layer = api_create(device, &l, &options), *wide = wider_layer_of_nan(device, shape);
     for (unsigned i = 0; c->tokens[i]; i++) {
-        uint32_t before = most < 140 ? most : 140;
-        dirty(layer, &shape, before, i % 2 ? 0x7FC0 : 0, ids, weights);
+        dirty(i % 3 ? wide : layer, most < 140 ? most : 140, 0x7FC0, ids, weights);
         expect_rows(layer, &l, c->tokens[i], i % 2 ? 0x7F : 0xAA, hidden, ids, weights, expected);
     }
+    megamoe_layer_close(wide);
     megamoe_layer_close(layer);
     megamoe_device_close(device);
     release_weights(&l);
@@ -181,7 +194,7 @@ static void earlier_rows_leave_nothing_behind(void **state) {
         megamoe_layer *layer = api_create(device, &l, &options);
         uint16_t *expected = api_run(layer, &l.desc.shape, REAL, hidden, ids, weights);
         for (unsigned f = 0; f < sizeof fills / sizeof *fills; f++) {
-            dirty(layer, &l.desc.shape, CAPACITY, fills[f], ids, weights);
+            dirty(layer, CAPACITY, fills[f], ids, weights);
             assert_memory_equal(api_run(layer, &l.desc.shape, REAL, hidden, ids, weights), expected,
                                 REAL * H * sizeof *expected);
         }
@@ -191,42 +204,101 @@ static void earlier_rows_leave_nothing_behind(void **state) {
     (void)state;
 }
 
+/* ---- the kernel that runs ---- */
+
+enum { LONG = 1100, H = 160, I = 112, E = 24, K = 2 };
+
+typedef struct scene {
+    api_layer weights;
+    megamoe_device *device;
+    megamoe_layer *layer;
+    uint16_t *hidden;
+    int32_t ids[LONG * K];
+    float route_weights[LONG * K];
+} scene;
+
+static void scene_make(scene *s, megamoe_activations activations, bool batch_invariant) {
+    megamoe_layer_options options = api_options(activations);
+    const megamoe_device_options open = {.struct_size = sizeof open,
+                                         .backend = api_backend,
+                                         .threads = 2,
+                                         .max_tokens = LONG,
+                                         .batch_invariant = batch_invariant};
+    uint32_t seed = 5;
+    s->weights = api_layer_random(api_shape(H, I, E, K), 19);
+    assert_ok(megamoe_device_open(&open, &s->device));
+    s->layer = api_create(s->device, &s->weights, &options);
+    s->hidden = api_alloc((size_t)LONG * H * sizeof *s->hidden);
+    for (int i = 0; i < LONG * H; i++)
+        s->hidden[i] = (uint16_t)((api_random(&seed) & 0x807F) | (0x3E00 + (api_random(&seed) % 4 << 7)));
+    for (int32_t i = 0; i < LONG * K; i++) {
+        s->ids[i] = (i * 5 + i / K) % E;
+        s->route_weights[i] = 0.2f + 0.001f * (float)i;
+    }
+}
+
+static void scene_close(scene *s) {
+    megamoe_layer_close(s->layer);
+    megamoe_device_close(s->device);
+}
+
+/* Results of L2 [count, K, H] in fp32, where the order of a sum shows; BF16 would hide most of it. */
+static float *l2_of(scene *s, const uint16_t *hidden, const int32_t *ids, const float *weights, uint32_t count) {
+    float *l2 = api_alloc((size_t)count * K * H * sizeof *l2);
+    uint16_t *output = api_alloc((size_t)count * H * sizeof *output);
+    megamoe_stages stages = {.struct_size = sizeof stages, .l2 = l2};
+    const megamoe_batch batch = {.struct_size = sizeof batch,
+                                 .token_count = count,
+                                 .hidden = hidden,
+                                 .output = output,
+                                 .expert_ids = ids,
+                                 .expert_weights = weights};
+    assert_ok(megamoe_layer_run_stages(s->layer, &batch, NULL, &stages, NULL));
+    return l2;
+}
+
 /* batch_invariant: eight tokens alone and anywhere inside larger batches are the same bits. */
 static void invariant_tokens_ignore_their_batch(void **state) {
-    enum { MOST = 257, REAL = 8, H = 96, I = 80, E = 5, K = 2 };
-    static const uint32_t sizes[] = {16, 64, 257};
-    uint32_t seed = 5;
-    int32_t ids[MOST * K];
-    float weights[MOST * K];
-    api_layer l = api_layer_random(api_shape(H, I, E, K), 19);
-    uint16_t *hidden = api_alloc(MOST * H * sizeof *hidden);
-    for (uint32_t i = 0; i < MOST * K; i++) {
-        ids[i] = (int32_t)((i + i / K) % E);
-        weights[i] = 0.2f + 0.003f * (float)i;
-    }
-    for (int i = 0; i < MOST * H; i++)
-        hidden[i] = (uint16_t)((api_random(&seed) & 0x807F) | (0x3E00 + (api_random(&seed) % 4 << 7)));
+    static const uint32_t sizes[] = {16, 64, 257, LONG};
     for (megamoe_activations a = MEGAMOE_ACTIVATIONS_BF16; a <= MEGAMOE_ACTIVATIONS_NVFP4; a++) {
-        megamoe_layer_options options = api_options(a);
-        const megamoe_device_options open = {.struct_size = sizeof open,
-                                             .backend = api_backend,
-                                             .threads = 2,
-                                             .max_tokens = MOST,
-                                             .batch_invariant = true};
-        megamoe_device *device = NULL;
-        assert_ok(megamoe_device_open(&open, &device));
-        megamoe_layer *layer = api_create(device, &l, &options);
-        for (unsigned s = 0; s < 3; s++) {
-            uint16_t *all = api_run(layer, &l.desc.shape, sizes[s], hidden, ids, weights);
-            const uint32_t places[] = {0, 3, sizes[s] - REAL};
+        scene s;
+        scene_make(&s, a, true);
+        for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            float *all = l2_of(&s, s.hidden, s.ids, s.route_weights, sizes[i]);
+            const uint32_t places[] = {0, 3, sizes[i] - 8};
             for (unsigned p = 0; p < 3; p++) {
                 size_t at = places[p];
-                uint16_t *alone = api_run(layer, &l.desc.shape, REAL, hidden + at * H, ids + at * K, weights + at * K);
-                assert_memory_equal(alone, all + at * H, REAL * H * sizeof *all);
+                float *alone = l2_of(&s, s.hidden + at * H, s.ids + at * K, s.route_weights + at * K, 8);
+                assert_memory_equal(alone, all + at * K * H, 8 * K * H * sizeof *all);
             }
         }
-        megamoe_layer_close(layer);
-        megamoe_device_close(device);
+        scene_close(&s);
+    }
+    (void)state;
+}
+
+/*
+ * Without the flag the rows of an expert in the whole batch decide, wherever the batch is cut: turned around, the
+ * tokens fall into other chunks with other numbers of rows, and are the same bits.
+ */
+static void place_in_a_long_batch_does_not_matter(void **state) {
+    for (megamoe_activations a = MEGAMOE_ACTIVATIONS_BF16; a <= MEGAMOE_ACTIVATIONS_NVFP4; a++) {
+        scene s;
+        scene_make(&s, a, false);
+        uint16_t *hidden = api_alloc((size_t)LONG * H * sizeof *hidden);
+        int32_t ids[LONG * K];
+        float weights[LONG * K];
+        for (size_t t = 0; t < LONG; t++) {
+            size_t from = LONG - 1 - t;
+            memcpy(hidden + t * H, s.hidden + from * H, H * sizeof *hidden);
+            memcpy(ids + t * K, s.ids + from * K, K * sizeof *ids);
+            memcpy(weights + t * K, s.route_weights + from * K, K * sizeof *weights);
+        }
+        float *ahead = l2_of(&s, s.hidden, s.ids, s.route_weights, LONG);
+        float *turned = l2_of(&s, hidden, ids, weights, LONG);
+        for (size_t t = 0; t < LONG; t++)
+            assert_memory_equal(turned + t * K * H, ahead + (LONG - 1 - t) * K * H, K * H * sizeof *ahead);
+        scene_close(&s);
     }
     (void)state;
 }
@@ -239,6 +311,7 @@ int main(void) {
         POISONED(several_slots),
         cmocka_unit_test(earlier_rows_leave_nothing_behind),
         cmocka_unit_test(invariant_tokens_ignore_their_batch),
+        cmocka_unit_test(place_in_a_long_batch_does_not_matter),
     };
     return API_RUN(tests);
 }

@@ -133,8 +133,10 @@ class PowersOfTwo(Values):
                         up = self.l1(checkpoint, 1.0, backend, isa)
                         self.assertEqual(set(up[1:]), {1.0})
                         want = 2.0 ** (byte - 127)
-                        # numerics.md: below 2^-126 a product may be flushed
-                        self.assertIn(up[0], (want,) if byte else (want, 0.0))
+                        # The report allows a flush after the multiplication only; numerics.md takes values below
+                        # 2^-126 for zero, and the vector levels flush the weight itself.
+                        flushes = byte == 0 and isa != "scalar" and backend == "cpu"
+                        self.assertIn(up[0], (want, 0.0) if flushes else (want,))
 
     def test_b5_nan_scale(self):
         for spelling in ("F8_E8M0", "U8"):

@@ -376,13 +376,15 @@ static void quantize_equals_scalar(void **unused) {
     for (int i = 0; i < COUNT; i++) {
         int kind = i / 16 % 10;
         input[i] = kind == 0   ? 0.0f
-                   : kind < 4  ? 0.5f * (float)(int)(synthetic_random(&made) % 25) - 6.0f
+                   : kind < 4  ? 0.25f * (float)(int)(synthetic_random(&made) % 49) - 6.0f
                    : kind == 4 ? hard_value(&made)
                                : synthetic_normal(&made);
-        if (kind == 5 && i % 16 == 7) input[i] = i % 32 == 7 ? INFINITY : NAN;
+        if (kind == 5 && i % 16 == 7) input[i] = i / 160 % 3 == 0 ? NAN : i / 160 % 3 == 1 ? INFINITY : -INFINITY;
         if (kind == 6) input[i] *= 4000.0f;
         if (kind == 7) input[i] *= 1e-5f;
-        if (kind == 1 && i % 16 == 3) input[i] = 6.0f; /* scale 1 under g = 1, so ties are ties */
+        if (kind == 1 && i % 16 == 3) input[i] = 6.0f; /* scale 1 under g = 1, so quarters are ties */
+        /* Scale 0x0F: the quotient is a tie, 1.25, and a multiplication by the reciprocal is above it. */
+        if (kind == 2) input[i] = i % 16 == 3 ? 6.0f * 0.029296875f : 0.03662109375f;
     }
     for (uint32_t l = 0; l < level_count; l++)
         for (size_t g = 0; g < sizeof globals / sizeof *globals; g++) {

@@ -143,6 +143,12 @@ static bool box_row(const Box &box, uint32_t row, uint32_t *first, uint32_t *las
     return true;
 }
 
+// Where a store cuts a row off: the H200 does so at the end of 16 bytes, not at the last element, and writes into the
+// padding of the pitch. (A load fills zeros from the last element on.)
+static uint32_t stored_end(const Box &box, uint32_t last) {
+    return std::min((last + 15) / 16 * 16, box.map.row_bytes());
+}
+
 static Box box_at(const struct sm100_tensor_map *map, uint32_t rank, int64_t c0, int64_t c1, int64_t c2) {
     Box box = {};
     box.map = map_read(map);
@@ -170,6 +176,7 @@ static void box_check_global(const Box &box, const Actor &actor, Access access) 
         uint32_t first, last;
         char *address;
         if (!box_row(box, row, &first, &last, &address)) continue;
+        if (access == Access::write) last = stored_end(box, last);
         Region &region = region_of(address, last - first, access == Access::read ? "reads" : "writes");
         global_access(region, address, last - first, actor, access);
     }
@@ -349,6 +356,7 @@ struct Store : AsyncOp {
             uint32_t first, last;
             char *address;
             if (!box_row(box, row, &first, &last, &address)) continue;
+            last = stored_end(box, last);
             memcpy(address, data.data() + row * bytes + first, last - first);
             global_changed(address, last - first);
         }

@@ -1,10 +1,12 @@
-/* The layer's output: each token's results of L2 in the order of its slots, fp32, the shared expert last, one rounding. */
+/* The layer's output: each token's results of L2 in the order of its slots, fp32, the shared expert last, one rounding.
+ */
 #include "backend/cuda/args.h"
 #include "backend/cuda/ptx.cuh"
 
 enum { COMBINE_THREADS = 256, COMBINE_VALUES = 8, COMBINE_SLOTS = MM_EXPERTS_PER_TOKEN_MAX };
 
-extern "C" __global__ void __launch_bounds__(COMBINE_THREADS) mm_combine(const __grid_constant__ mm_cuda_combine_args p) {
+extern "C" __global__ void __launch_bounds__(COMBINE_THREADS)
+    mm_combine(const __grid_constant__ mm_cuda_combine_args p) {
     __shared__ int32_t rows[COMBINE_SLOTS];
     __shared__ float weights[COMBINE_SLOTS];
     mm_grid_wait();

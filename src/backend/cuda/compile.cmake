@@ -1,5 +1,5 @@
-# Compiles one .cu file to a fatbin. A spill, or a wgmma that ptxas serializes, is an error; the log of ptxas is kept, because
-# a test compares registers and shared memory with a committed table.
+# Compiles one .cu file to a fatbin. A spill, or a wgmma that ptxas serializes, is an error; the log of ptxas is kept,
+# because a test compares registers and shared memory with a committed table.
 execute_process(
   COMMAND ${NVCC} -O3 -std=c++17 -fmad=false -I${INCLUDE}/src -I${INCLUDE}/include ${TARGETS} -Xptxas -v
           -fatbin -MD -MF ${OUTPUT}.d -MT ${OUTPUT}.fatbin -o ${OUTPUT}.fatbin ${SOURCE}

@@ -7,7 +7,8 @@
  * bits, never subnormal, so never rounded. The 2^8 goes to the fp32 epilogue (MM_CODE_FACTOR).
  *
  * The pairs that fall out are (n0,n4) (n1,n5) (n2,n6) (n3,n7). So K is permuted within groups of 128: lane t of an MMA
- * quad owns k = 32t..32t+31, word w of it is k = 32t + 8w + 0..7, and activations are staged to match (mm_staged_place).
+ * quad owns k = 32t..32t+31, word w of it is k = 32t + 8w + 0..7, and activations are staged to match
+ * (mm_staged_place).
  */
 #ifndef MM_CUDA_CONVERT_CUH
 #define MM_CUDA_CONVERT_CUH
@@ -26,8 +27,8 @@ MM_DEVICE void mm_codes_convert(uint32_t q, uint32_t scale, uint32_t (&pair)[4])
 }
 
 /*
- * Two E4M3 bytes (low bytes of the halves) to two BF16 = scale * 2^118. Bits 10..4 of a BF16 hold exponent and mantissa of
- * the code as a subnormal-safe number scaled by 2^-120; two multiplications by 2^119 reach 2^118 without overflow.
+ * Two E4M3 bytes (low bytes of the halves) to two BF16 = scale * 2^118. Bits 10..4 of a BF16 hold exponent and mantissa
+ * of the code as a subnormal-safe number scaled by 2^-120; two multiplications by 2^119 reach 2^118 without overflow.
  * The sign is dropped: negative scales are refused when a layer is made, and 0x80 is zero.
  */
 MM_DEVICE uint32_t mm_e4m3_scales(uint32_t halves) {
@@ -36,7 +37,9 @@ MM_DEVICE uint32_t mm_e4m3_scales(uint32_t halves) {
 
 /* One E8M0 byte to a pair of BF16 = 2^(b-127) * 2^118. Layers with b > 136 are refused when made. */
 #define MM_E8M0_LARGEST 136u
-MM_DEVICE uint32_t mm_e8m0_scale(uint32_t byte) { return (min(byte, MM_E8M0_LARGEST) * 0x00010001u + 0x00760076u) << 7; }
+MM_DEVICE uint32_t mm_e8m0_scale(uint32_t byte) {
+    return (min(byte, MM_E8M0_LARGEST) * 0x00010001u + 0x00760076u) << 7;
+}
 
 /* Scales of lane t's 32 values of a 128-group: .x for words 0 and 1, .y for words 2 and 3. */
 template <bool MX> MM_DEVICE uint2 mm_group_scales(uint32_t bytes) {
@@ -56,7 +59,8 @@ MM_DEVICE uint32_t mm_staged_place(uint32_t k) {
     return (k & ~127u) | (k >> 3 & 3u) << 5 | (k >> 1 & 1u) << 4 | (k & 1u) << 3 | (k >> 5 & 3u) << 1 | (k >> 2 & 1u);
 }
 
-/* Lane t of a quad holds row t of a 4x4 matrix of words and receives column t. Its own inverse. Whole quads take part. */
+/* Lane t of a quad holds row t of a 4x4 matrix of words and receives column t. Its own inverse. Whole quads take part.
+ */
 MM_DEVICE uint4 mm_quad_transpose(uint4 v, uint32_t t, uint32_t lanes) {
     bool odd = t & 1u, high = t & 2u;
     uint32_t a = __shfl_xor_sync(lanes, odd ? v.x : v.y, 1), b = __shfl_xor_sync(lanes, odd ? v.z : v.w, 1);

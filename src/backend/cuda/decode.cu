@@ -1,12 +1,13 @@
 /*
  * Instances of the decode kernel. QUARTERS is a warp's share of K, ceil(K / 128 / 4): an instance serves every K up to
  * 512 * QUARTERS (missing groups count as zero), so the table needs only the sizes that models have:
- *     14: 7168 (V4-Pro, R1)   10: 5120 (V4.1-Flash)   8: 4096 (V4-Flash, Qwen3)   6: 3072   5: 2304   4: 2048   3: 1536   2: 768
+ *     14: 7168 (V4-Pro, R1)   10: 5120 (V4.1-Flash)   8: 4096 (V4-Flash, Qwen3)   6: 3072   5: 2304   4: 2048   3: 1536
+ * 2: 768
  */
 #include "backend/cuda/decode.cuh"
 
 #define DECODE_KERNEL(name, l1, mx, quarters)                                                                          \
-    extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 1)                                                   \
+    extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 1)                                                    \
         name(const __grid_constant__ mm_cuda_gemm_args args) {                                                         \
         decode_kernel<l1, mx, quarters>(args);                                                                         \
     }

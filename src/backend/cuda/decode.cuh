@@ -6,9 +6,10 @@
  *     split item: 32 rows (L1: 16 gate + 16 up rows), K or half of K, by padded 2-D tensor copies
  *     full item:  L1 of light entries where K needs two passes: 8 gate + 8 up rows, all of K, by plain bulk copies
  * A producer thread fills slots. Sixteen consumer warps split an item's K; their activations stay in registers for as
- * long as the CTA stays with one entry. Partial sums go through shared memory to three service warps, which add them in a
- * fixed order, apply the epilogue and store. Where sixteen rows of all of K do not fit in registers (more than 28 groups of 128), heavy entries take two passes over the CTA's own run of items, with fp32
- * partial sums in global scratch that only the thread that wrote them reads.
+ * long as the CTA stays with one entry. Partial sums go through shared memory to three service warps, which add them in
+ * a fixed order, apply the epilogue and store. Where sixteen rows of all of K do not fit in registers (more than 28
+ * groups of 128), heavy entries take two passes over the CTA's own run of items, with fp32 partial sums in global
+ * scratch that only the thread that wrote them reads.
  *
  * MMA rows g and g + 8 are a gate and an up row of the same feature, so that a lane ends up with both.
  * Numbers and what failed before: docs/decisions, "GPU kernels: predictions and outcomes".
@@ -25,7 +26,7 @@ enum {
     DECODE_SERVICE_WARPS = 3, /* tokens 0..7 of tile 0, of tile 1, and tokens 8..15 of both */
     DECODE_PRODUCER = (DECODE_WARPS + DECODE_SERVICE_WARPS) * 32, /* the first thread of the last warp */
     DECODE_THREADS = DECODE_PRODUCER + 32,
-    DECODE_BUFFERS = 2,       /* of partial sums, one per tile of an item */
+    DECODE_BUFFERS = 2,                    /* of partial sums, one per tile of an item */
     DECODE_PARTIALS = DECODE_WARPS * 1024, /* bytes of a buffer: 16 warps x 2 token groups x 16 x 8 fp32 */
     DECODE_SLOTS_MAX = 8,
     /* setmaxnreg deals in what the launch got: 20 warps x 96 = 16 x 104 + 4 x 64. A 21st warp would leave 80 each. */
@@ -42,7 +43,8 @@ template <int QUARTERS> struct decode_share {
     static constexpr int units = whole + half + quarter;
 };
 
-/* Byte offset of a lane's first code in a row, per kind of unit. Its scale is at an eighth (E8M0: a sixteenth) of it. */
+/* Byte offset of a lane's first code in a row, per kind of unit. Its scale is at an eighth (E8M0: a sixteenth) of it.
+ */
 template <bool MX, int QUARTERS> struct decode_places {
     uint32_t code[3];
     __device__ __forceinline__ decode_places(int warp, int t) {
@@ -74,7 +76,8 @@ MM_DEVICE void decode_activations_load(const uint16_t *row, int groups, int warp
             b[share::whole * 4 + w] =
                 half_group < groups ? mm_ld_global_v4(row + half_group * 128 + (half * 2 + w) * 32 + t * 8) : zero;
     if (share::quarter)
-        b[QUARTERS - 1] = quarter_group < groups ? mm_ld_global_v4(row + quarter_group * 128 + word * 32 + t * 8) : zero;
+        b[QUARTERS - 1] =
+            quarter_group < groups ? mm_ld_global_v4(row + quarter_group * 128 + word * 32 + t * 8) : zero;
 }
 
 template <int COUNT> MM_DEVICE void decode_activations_transpose(int t, uint4 *b) {
@@ -122,7 +125,8 @@ MM_DEVICE void decode_unit_load(decode_unit &u, int i, const decode_places<MX, Q
 }
 
 template <bool MX, int QUARTERS, bool HEAVY>
-MM_DEVICE void decode_unit_multiply(float (&sum)[2][4], const decode_unit &u, int i, const uint4 *b /* [tokens][QUARTERS] */) {
+MM_DEVICE void decode_unit_multiply(float (&sum)[2][4], const decode_unit &u, int i,
+                                    const uint4 *b /* [tokens][QUARTERS] */) {
     using share = decode_share<QUARTERS>;
     const uint4 *b1 = HEAVY ? b + QUARTERS : b;
     if (i < share::whole) {
@@ -171,9 +175,10 @@ template <bool L1> MM_DEVICE decode_run decode_run_find(const mm_cuda_gemm_args 
     return run;
 }
 
-/* Brings the 16 rows of a full item: 8 gate and 8 up rows, contiguous in the checkpoint (interleaved: 16 rows together). */
-MM_DEVICE void decode_full_issue(const mm_cuda_gemm_args &p, const mm_cuda_expert *e, int tile, uint32_t dst, uint32_t bar,
-                                 uint64_t policy) {
+/* Brings the 16 rows of a full item: 8 gate and 8 up rows, contiguous in the checkpoint (interleaved: 16 rows
+ * together). */
+MM_DEVICE void decode_full_issue(const mm_cuda_gemm_args &p, const mm_cuda_expert *e, int tile, uint32_t dst,
+                                 uint32_t bar, uint64_t policy) {
     const uint32_t code_bytes = p.k / 2, scale_bytes = p.scale_row_bytes;
     mm_mbarrier_expect(bar, 16 * (code_bytes + scale_bytes));
 #pragma unroll 2
@@ -188,10 +193,12 @@ MM_DEVICE void decode_full_issue(const mm_cuda_gemm_args &p, const mm_cuda_exper
 
 /* Brings 32 rows of one pass over K; rows and columns beyond the matrix arrive as zeros. */
 template <bool L1, int PASSES>
-MM_DEVICE void decode_split_issue(const mm_cuda_gemm_args &p, int expert, int item, int pass, uint32_t dst, uint32_t bar) {
+MM_DEVICE void decode_split_issue(const mm_cuda_gemm_args &p, int expert, int item, int pass, uint32_t dst,
+                                  uint32_t bar) {
     const CUtensorMap *map = p.maps + (size_t)expert * 6 + (L1 ? 0 : 4);
     const uint32_t scales = dst + 32 * p.code_pitch;
-    /* In 8-byte elements. The first of two passes starts 32 bytes early, so that both have the same bank-shifting pitch. */
+    /* In 8-byte elements. The first of two passes starts 32 bytes early, so that both have the same bank-shifting
+     * pitch. */
     const int code_x = pass ? (int)p.k / 32 : PASSES == 2 ? -4 : 0, scale_x = pass * (int)p.scale_row_bytes / 16;
     const int row0 = L1 ? item * 16 : item * 32, row1 = L1 ? row0 : row0 + 16, up = L1 ? 2 : 0;
     mm_mbarrier_expect(bar, 32 * (p.code_pitch + p.scale_pitch));
@@ -202,8 +209,8 @@ MM_DEVICE void decode_split_issue(const mm_cuda_gemm_args &p, int expert, int it
 }
 
 /*
- * While this GEMM drains and L2's prologue runs, memory would idle: fetch the first items that this multiprocessor's CTA of L2
- * will ask for into the L2 cache. Rows of 32 are contiguous in the checkpoint.
+ * While this GEMM drains and L2's prologue runs, memory would idle: fetch the first items that this multiprocessor's
+ * CTA of L2 will ask for into the L2 cache. Rows of 32 are contiguous in the checkpoint.
  */
 MM_DEVICE void decode_next_prefetch(const mm_cuda_gemm_args &p, int heavy, int entries) {
     const int items = (p.k + 31) / 32, heavy_items = heavy * items, light_items = (entries - heavy) * items;
@@ -254,12 +261,13 @@ MM_DEVICE void decode_produce(const mm_cuda_gemm_args &p, decode_shared &sh, con
 /* What a service warp knows of an entry: read once, so that no item waits for memory. */
 struct decode_entry {
     const mm_cuda_expert *expert;
-    mm_row_terms rows; /* of the lane's tokens row and row + 1 */
+    mm_row_terms rows;            /* of the lane's tokens row and row + 1 */
     float gate_global, up_global; /* L2: up_global is down's */
     int row, left;
 };
 
-template <bool L1> MM_DEVICE decode_entry decode_entry_read(const mm_cuda_gemm_args &p, int a, int group, int t, bool *active) {
+template <bool L1>
+MM_DEVICE decode_entry decode_entry_read(const mm_cuda_gemm_args &p, int a, int group, int t, bool *active) {
     const mm_cuda_entry entry = p.entries[a];
     decode_entry d;
     d.expert = p.experts + entry.expert;
@@ -286,7 +294,8 @@ MM_DEVICE void decode_store(const mm_cuda_gemm_args &p, const decode_entry &d, i
 }
 
 /* s plus the sixteen warps' sums of a tile for a group of tokens, in their order; then the buffer is free again. */
-MM_DEVICE float4 decode_partials_add(decode_shared &sh, int tile, int group, int done, bool active, uint32_t partials, float4 s) {
+MM_DEVICE float4 decode_partials_add(decode_shared &sh, int tile, int group, int done, bool active, uint32_t partials,
+                                     float4 s) {
     const uint32_t lane = threadIdx.x % 32, from = partials + tile * DECODE_PARTIALS + group * 512 + lane * 16;
     mm_mbarrier_wait(mm_shared_address(&sh.partials_full[tile]), done & 1);
     if (active) {
@@ -316,7 +325,8 @@ MM_DEVICE void decode_serve(const mm_cuda_gemm_args &p, decode_shared &sh, const
 #pragma unroll 1
             for (int item = i - a * run.items; item < end; item++, done++) {
                 const bool add = PASSES == 2 && pass && active && !full, keep = PASSES == 2 && pass < PASSES - 1;
-                float4 *scratch = (float4 *)p.scratch + ((size_t)(a * run.items + item) * 4 + first_tile * 2 + group) * 32 + lane;
+                float4 *scratch =
+                    (float4 *)p.scratch + ((size_t)(a * run.items + item) * 4 + first_tile * 2 + group) * 32 + lane;
                 float4 next = make_float4(0.0f, 0.0f, 0.0f, 0.0f); /* the first pass's sums of the tile at hand */
                 if (add) next = *scratch;
 #pragma unroll 1
@@ -334,7 +344,8 @@ MM_DEVICE void decode_serve(const mm_cuda_gemm_args &p, decode_shared &sh, const
 
 /* A consumer warp's partial sums into the tile's buffer. */
 template <bool HEAVY>
-MM_DEVICE void decode_partials_store(decode_shared &sh, int tile, int done, uint32_t partials, const float (&sum)[2][4]) {
+MM_DEVICE void decode_partials_store(decode_shared &sh, int tile, int done, uint32_t partials,
+                                     const float (&sum)[2][4]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t at = partials + tile * DECODE_PARTIALS + warp * 1024 + lane * 16;
     mm_mbarrier_wait(mm_shared_address(&sh.partials_free[tile]), (done & 1) ^ 1);
@@ -345,8 +356,8 @@ MM_DEVICE void decode_partials_store(decode_shared &sh, int tile, int done, uint
 }
 
 template <bool MX, int QUARTERS, bool HEAVY>
-MM_DEVICE void decode_tile(float (&sum)[2][4], const decode_places<MX, QUARTERS> &at, uint32_t codes, uint32_t code_step,
-                           uint32_t scales, uint32_t scale_step, const uint4 *b) {
+MM_DEVICE void decode_tile(float (&sum)[2][4], const decode_places<MX, QUARTERS> &at, uint32_t codes,
+                           uint32_t code_step, uint32_t scales, uint32_t scale_step, const uint4 *b) {
     using share = decode_share<QUARTERS>;
     decode_unit u[2]; /* the next unit is loaded while one is multiplied */
     decode_unit_load<MX, QUARTERS>(u[0], 0, at, codes, code_step, scales, scale_step);
@@ -450,7 +461,8 @@ template <bool L1, bool MX, int QUARTERS> MM_DEVICE void decode_kernel(const mm_
             mm_mbarrier_init(mm_shared_address(&sh.slot_free[i]), DECODE_WARPS);
         }
         mm_fence_mbarrier_init();
-        /* The plan was complete before the launch before this one began (see run.c): weights may be fetched right away. */
+        /* The plan was complete before the launch before this one began (see run.c): weights may be fetched right away.
+         */
         sh.run = decode_run_find<L1>(p);
     }
     __syncthreads();

@@ -17,9 +17,9 @@ MM_DEVICE float mm_bias_read(const mm_cuda_matrix &m, uint32_t row) {
 }
 
 /*
- * numerics/swiglu.h in a dozen instructions: ex2 and rcp are approximate, so that h is within about 4 ulp for |alpha gate| up
- * to 16. Epilogues are unrolled over every accumulator, and the library's expf and division made them longer than the
- * instruction cache, at a fifth of the whole time. NaN passes the clamps. RELU2: the layer may have no gate.
+ * numerics/swiglu.h in a dozen instructions: ex2 and rcp are approximate, so that h is within about 4 ulp for |alpha
+ * gate| up to 16. Epilogues are unrolled over every accumulator, and the library's expf and division made them longer
+ * than the instruction cache, at a fifth of the whole time. NaN passes the clamps. RELU2: the layer may have no gate.
  */
 template <bool RELU2> MM_DEVICE float mm_activation(const mm_swiglu &f, float gate, float up) {
     if (RELU2 && f.relu2) return mm_swiglu_apply(&f, gate, up);
@@ -61,8 +61,8 @@ MM_DEVICE mm_l1_feature mm_l1_feature_read(const mm_cuda_gemm_args &p, const mm_
 
 /* One value of h from the raw sums of gate and up; `factor` undoes the conversion of the codes. */
 template <bool RELU2>
-MM_DEVICE float mm_l1_value(const mm_cuda_gemm_args &p, const mm_l1_feature &f, float factor, float gate, float up, float global,
-                            float weight) {
+MM_DEVICE float mm_l1_value(const mm_cuda_gemm_args &p, const mm_l1_feature &f, float factor, float gate, float up,
+                            float global, float weight) {
     gate = __fmaf_rn(gate, factor * (global * f.gate_global), f.gate_bias); /* factor is a power of two */
     up = __fmaf_rn(up, factor * (global * f.up_global), f.up_bias);
     return mm_activation<RELU2>(p.swiglu, gate, up) * weight;
@@ -73,8 +73,8 @@ MM_DEVICE float mm_l1_value(const mm_cuda_gemm_args &p, const mm_l1_feature &f, 
  * are neighbors when staged: lanes g and g ^ 4 exchange, so that each stores both for one token.
  */
 template <bool RELU2>
-MM_DEVICE void mm_l1_store(const mm_cuda_gemm_args &p, const mm_l1_feature &f, const mm_row_terms &r, float factor, int feature,
-                           float s0, float s1, float s2, float s3, int row, int left, int g) {
+MM_DEVICE void mm_l1_store(const mm_cuda_gemm_args &p, const mm_l1_feature &f, const mm_row_terms &r, float factor,
+                           int feature, float s0, float s1, float s2, float s3, int row, int left, int g) {
     const float h0 = mm_l1_value<RELU2>(p, f, factor, s0, s2, r.global[0], r.weight[0]);
     const float h1 = mm_l1_value<RELU2>(p, f, factor, s1, s3, r.global[1], r.weight[1]);
     const bool exists = feature < (int)p.n;
@@ -105,8 +105,8 @@ MM_DEVICE mm_l2_feature mm_l2_feature_read(const mm_cuda_gemm_args &p, const mm_
 
 /* Both rows for tokens row and row + 1. F32: y may be fp32, as args say. */
 template <bool F32>
-MM_DEVICE void mm_l2_store(const mm_cuda_gemm_args &p, const mm_l2_feature &f, float factor, int feature, int step, float s0,
-                           float s1, float s2, float s3, int row, int left) {
+MM_DEVICE void mm_l2_store(const mm_cuda_gemm_args &p, const mm_l2_feature &f, float factor, int feature, int step,
+                           float s0, float s1, float s2, float s3, int row, int left) {
     const float sums[2][2] = {{s0, s1}, {s2, s3}};
     const size_t first = (size_t)row * p.y_pitch + feature;
 #pragma unroll
@@ -116,8 +116,10 @@ MM_DEVICE void mm_l2_store(const mm_cuda_gemm_args &p, const mm_l2_feature &f, f
             const float value = __fmaf_rn(sums[r][q], factor * f.global, f.bias[r]);
             const size_t at = first + (q ? p.y_pitch : 0) + r * step;
             if (q >= left || feature + r * step >= (int)p.n) continue;
-            if (F32 && p.plain_f32) ((float *)p.y)[at] = value;
-            else ((uint16_t *)p.y)[at] = (uint16_t)mm_cvt_bf16x2(0.0f, value);
+            if (F32 && p.plain_f32)
+                ((float *)p.y)[at] = value;
+            else
+                ((uint16_t *)p.y)[at] = (uint16_t)mm_cvt_bf16x2(0.0f, value);
         }
 }
 

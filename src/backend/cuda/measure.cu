@@ -1,7 +1,8 @@
 /* What a layer is judged by (copy bandwidth), and a look at weights before they are trusted. */
 #include "backend/cuda/ptx.cuh"
 
-extern "C" __global__ void __launch_bounds__(512) mm_copy(const uint4 *source, uint4 *target, unsigned long long count) {
+extern "C" __global__ void __launch_bounds__(512)
+    mm_copy(const uint4 *source, uint4 *target, unsigned long long count) {
     for (unsigned long long i = blockIdx.x * 2048ull + threadIdx.x; i < count; i += gridDim.x * 2048ull) {
         uint4 v[4];
 #pragma unroll
@@ -13,8 +14,8 @@ extern "C" __global__ void __launch_bounds__(512) mm_copy(const uint4 *source, u
 }
 
 /* The largest byte of rows x columns bytes at a pitch. largest: zeroed before. */
-extern "C" __global__ void __launch_bounds__(256) mm_scale_largest(const uint8_t *scales, unsigned long long pitch, unsigned rows,
-                                                                   unsigned columns, unsigned *largest) {
+extern "C" __global__ void __launch_bounds__(256) mm_scale_largest(const uint8_t *scales, unsigned long long pitch,
+                                                                   unsigned rows, unsigned columns, unsigned *largest) {
     unsigned most = 0;
     for (unsigned row = blockIdx.x; row < rows; row += gridDim.x)
         for (unsigned i = threadIdx.x; i < columns; i += 256) most = max(most, (unsigned)scales[row * pitch + i]);

@@ -1,6 +1,6 @@
 /*
- * The plan of a batch, on the device: pairs (token, slot) sorted by loaded expert, stably, as routing/plan.c does on the
- * host; and the lists of entries that the GEMM kernels work through. Small batches take one block (mm_plan_whole);
+ * The plan of a batch, on the device: pairs (token, slot) sorted by loaded expert, stably, as routing/plan.c does on
+ * the host; and the lists of entries that the GEMM kernels work through. Small batches take one block (mm_plan_whole);
  * large ones count and place in parallel with one scan between (mm_plan_count, mm_plan_scan, mm_plan_place).
  *
  * A block deals its run of pairs to warps in order; each warp counts per expert in shared memory, so that the sums over
@@ -145,7 +145,9 @@ MM_DEVICE void plan_scan(const mm_cuda_plan_args &p, uint32_t *totals) {
         const uint64_t at = plan_block_scan((uint64_t)count << (21 * (list < 0 ? 0 : list)), &others);
         const uint32_t position = (uint32_t)(at >> (21 * (list < 0 ? 0 : list)) & 0x1FFFFF);
         const uint32_t row = e < p.expert_count ? (uint32_t)p.offsets[e] : 0;
-        if (other) plan_entries_write(p, list, position + (list == MM_CUDA_LIST_DECODE ? heavy_total : 0), count, e, row, rows);
+        if (other)
+            plan_entries_write(p, list, position + (list == MM_CUDA_LIST_DECODE ? heavy_total : 0), count, e, row,
+                               rows);
         if (e < p.expert_count) totals[e] = row;
     }
     if (threadIdx.x == 0) {
@@ -182,7 +184,8 @@ MM_DEVICE void plan_place(const mm_cuda_plan_args &p, plan_run run, const int16_
 extern __shared__ uint32_t plan_shared[];
 
 /* Two blocks: the first sorts, the second keeps the layer's counters, which nobody waits for. */
-extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_whole(const __grid_constant__ mm_cuda_plan_args p) {
+extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1)
+    mm_plan_whole(const __grid_constant__ mm_cuda_plan_args p) {
     uint32_t *counts = plan_shared, *totals = counts + p.warp_count * p.expert_count, *seen = totals + p.expert_count;
     int16_t *locals = (int16_t *)(seen + p.expert_total);
     mm_grid_wait();
@@ -200,7 +203,8 @@ extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_whole(cons
     plan_place(p, run, locals, counts, totals);
 }
 
-extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_count(const __grid_constant__ mm_cuda_plan_args p) {
+extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1)
+    mm_plan_count(const __grid_constant__ mm_cuda_plan_args p) {
     uint32_t *counts = plan_shared, *totals = counts + p.warp_count * p.expert_count, *seen = totals + p.expert_count;
     mm_grid_wait();
     const plan_run run = plan_warp_run(p, blockIdx.x);
@@ -211,7 +215,8 @@ extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_count(cons
 }
 
 /* One block. block_counts become where each block's rows of an expert begin. */
-extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_scan(const __grid_constant__ mm_cuda_plan_args p) {
+extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1)
+    mm_plan_scan(const __grid_constant__ mm_cuda_plan_args p) {
     uint32_t *totals = plan_shared;
     mm_grid_wait();
     for (uint32_t e = threadIdx.x; e < p.expert_count; e += blockDim.x) {
@@ -233,7 +238,8 @@ extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_scan(const
     }
 }
 
-extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_place(const __grid_constant__ mm_cuda_plan_args p) {
+extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1)
+    mm_plan_place(const __grid_constant__ mm_cuda_plan_args p) {
     uint32_t *counts = plan_shared, *totals = counts + p.warp_count * p.expert_count;
     mm_grid_wait();
     mm_launch_dependents();
@@ -244,13 +250,15 @@ extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_place(cons
 
 /* The plan of rows that are sorted already: ends [group_count] are cumulative, clipped to row_count. One block. */
 extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1)
-    mm_plan_groups(const int32_t *ends, uint32_t group_count, uint32_t row_count, mm_cuda_plan *plan, mm_cuda_entry *entries) {
+    mm_plan_groups(const int32_t *ends, uint32_t group_count, uint32_t row_count, mm_cuda_plan *plan,
+                   mm_cuda_entry *entries) {
     uint64_t total = 0;
     for (uint32_t base = 0; base < group_count; base += PLAN_THREADS) {
         const uint32_t g = base + threadIdx.x;
         const int limit = (int)row_count, begin = g && g < group_count ? min(max(ends[g - 1], 0), limit) : 0;
         const int rows = g < group_count ? max(min(ends[g], limit) - begin, 0) : 0;
-        const uint32_t count = (rows + MM_CUDA_MID_ROWS - 1) / MM_CUDA_MID_ROWS, at = (uint32_t)plan_block_scan(count, &total);
+        const uint32_t count = (rows + MM_CUDA_MID_ROWS - 1) / MM_CUDA_MID_ROWS,
+                       at = (uint32_t)plan_block_scan(count, &total);
         for (uint32_t i = 0; i < count; i++) {
             const int row = (int)i * MM_CUDA_MID_ROWS;
             entries[at + i] = {begin + row, min(rows - row, (int)MM_CUDA_MID_ROWS), (int32_t)g, 0};

@@ -9,7 +9,9 @@
 
 #define MM_DEVICE static __device__ __forceinline__
 
-MM_DEVICE uint32_t mm_shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+MM_DEVICE uint32_t mm_shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
 
 /* 9.7.9.7 prmt: bytes of {b, a} chosen by the nibbles of c */
 MM_DEVICE uint32_t mm_prmt(uint32_t a, uint32_t b, uint32_t c) {
@@ -115,7 +117,8 @@ MM_DEVICE void mm_st_shared_f32x4(uint32_t a, float b0, float b1, float b2, floa
 }
 
 MM_DEVICE void mm_st_shared_v4(uint32_t a, uint4 b) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(b.x), "r"(b.y), "r"(b.z), "r"(b.w) : "memory");
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(b.x), "r"(b.y), "r"(b.z), "r"(b.w)
+                 : "memory");
 }
 
 /* 9.7.9.8 ld.global. volatile: the order of the source is kept, so that a batch of loads is in flight before its use */
@@ -138,7 +141,9 @@ MM_DEVICE uint4 mm_ld_global_nc_v4(const void *a) {
     return d;
 }
 /* 9.7.9.15 prefetch */
-MM_DEVICE void mm_prefetch_l2(const void *a) { asm volatile("prefetch.global.L2 [%0];" ::"l"(a)); }
+MM_DEVICE void mm_prefetch_l2(const void *a) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(a));
+}
 
 /* 9.7.13.15 mbarrier: init, arrive, arrive.expect_tx, try_wait.parity in a loop (the one multi-instruction wrapper) */
 MM_DEVICE void mm_mbarrier_init(uint32_t addr, uint32_t count) {
@@ -156,11 +161,14 @@ MM_DEVICE void mm_mbarrier_wait(uint32_t addr, uint32_t phase_parity) {
                  ".reg .pred done;\n"
                  "again%=: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1;\n"
                  "@!done bra again%=;\n"
-                 "}" ::"r"(addr), "r"(phase_parity)
+                 "}" ::"r"(addr),
+                 "r"(phase_parity)
                  : "memory");
 }
 /* 9.7.13.4 fence: makes mbarrier.init visible to the asynchronous proxy */
-MM_DEVICE void mm_fence_mbarrier_init(void) { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+MM_DEVICE void mm_fence_mbarrier_init(void) {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
 /* 9.7.9.16 createpolicy */
 MM_DEVICE uint64_t mm_createpolicy_evict_first(void) {
@@ -200,7 +208,11 @@ template <int COUNT> MM_DEVICE void mm_setmaxnreg_inc(void) {
 }
 
 /* 9.7.13.13 griddepcontrol: programmatic dependent launch */
-MM_DEVICE void mm_launch_dependents(void) { asm volatile("griddepcontrol.launch_dependents;"); }
-MM_DEVICE void mm_grid_wait(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+MM_DEVICE void mm_launch_dependents(void) {
+    asm volatile("griddepcontrol.launch_dependents;");
+}
+MM_DEVICE void mm_grid_wait(void) {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * The router: logits = hidden x gate weights, then choice and weights per token, as routing/router.c does on the host with the
- * same fp32 functions (numerics/scores.h). docs/numerics.md, "Router".
+ * The router: logits = hidden x gate weights, then choice and weights per token, as routing/router.c does on the host
+ * with the same fp32 functions (numerics/scores.h). docs/numerics.md, "Router".
  *
  * Logits: experts are the M operand, tokens the N, both read straight from memory; K is split over warps and, for few
  * tokens, over blocks, and added in a fixed order. An fp32 weight enters as three BF16 terms that add up to it exactly.
@@ -12,7 +12,8 @@
 
 enum { ROUTE_WARPS = 8, ROUTE_TOKENS = 32, ROUTE_TILES = ROUTE_TOKENS / 8, CHOOSE_WARPS = 4 };
 
-/* Eight values at k of a BF16 or F32 row as four BF16 pairs; F32: the `plane`-th term, for hidden states the rounded value. */
+/* Eight values at k of a BF16 or F32 row as four BF16 pairs; F32: the `plane`-th term, for hidden states the rounded
+ * value. */
 MM_DEVICE uint4 route_values(const void *row, bool f32, uint32_t k, int plane) {
     if (!f32) return *(const uint4 *)((const uint16_t *)row + k);
     uint32_t pair[4];
@@ -28,13 +29,15 @@ MM_DEVICE uint4 route_values(const void *row, bool f32, uint32_t k, int plane) {
 }
 
 /* Block (16 experts, ROUTE_TOKENS tokens, slice of K): writes logits[slice][token][expert]. */
-extern "C" __global__ void __launch_bounds__(ROUTE_WARPS * 32) mm_route_logits(const __grid_constant__ mm_cuda_route_args p) {
+extern "C" __global__ void __launch_bounds__(ROUTE_WARPS * 32)
+    mm_route_logits(const __grid_constant__ mm_cuda_route_args p) {
     __shared__ float partial[ROUTE_WARPS][ROUTE_TILES][32][4];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
     const uint32_t steps = p.columns / 32 + (p.columns % 32 != 0), parts = p.split_count * ROUTE_WARPS;
     const uint32_t part = blockIdx.z * ROUTE_WARPS + warp;
     const int planes = p.weight_f32 ? MM_CUDA_PLANES : 1;
-    const size_t weight_row = (size_t)p.columns * (p.weight_f32 ? 4 : 2), hidden_row = (size_t)p.columns * (p.hidden_f32 ? 4 : 2);
+    const size_t weight_row = (size_t)p.columns * (p.weight_f32 ? 4 : 2),
+                 hidden_row = (size_t)p.columns * (p.hidden_f32 ? 4 : 2);
     mm_grid_wait();
     mm_launch_dependents();
     float sum[ROUTE_TILES][4] = {};
@@ -47,7 +50,8 @@ extern "C" __global__ void __launch_bounds__(ROUTE_WARPS * 32) mm_route_logits(c
         for (int n = 0; n < ROUTE_TILES; n++) {
             const uint32_t token = blockIdx.y * ROUTE_TOKENS + n * 8 + g;
             x[n] = make_uint4(0, 0, 0, 0);
-            if (inside && token < p.token_count) x[n] = route_values((const char *)p.hidden + token * hidden_row, p.hidden_f32, k, 0);
+            if (inside && token < p.token_count)
+                x[n] = route_values((const char *)p.hidden + token * hidden_row, p.hidden_f32, k, 0);
         }
         for (int plane = 0; plane < planes; plane++) {
             uint4 w[2];
@@ -55,7 +59,8 @@ extern "C" __global__ void __launch_bounds__(ROUTE_WARPS * 32) mm_route_logits(c
             for (int r = 0; r < 2; r++) {
                 const uint32_t expert = blockIdx.x * 16 + r * 8 + g;
                 w[r] = make_uint4(0, 0, 0, 0);
-                if (inside && expert < p.expert_total) w[r] = route_values((const char *)p.weight + expert * weight_row, p.weight_f32, k, plane);
+                if (inside && expert < p.expert_total)
+                    w[r] = route_values((const char *)p.weight + expert * weight_row, p.weight_f32, k, plane);
             }
 #pragma unroll
             for (int n = 0; n < ROUTE_TILES; n++) {
@@ -72,7 +77,8 @@ extern "C" __global__ void __launch_bounds__(ROUTE_WARPS * 32) mm_route_logits(c
     /* Thread i adds the warps' sums of one (token, expert), in order. */
     for (uint32_t i = threadIdx.x; i < ROUTE_TOKENS * 16; i += ROUTE_WARPS * 32) {
         const uint32_t n = i / 128, at = i / 4 % 32, c = i % 4;
-        const uint32_t token = blockIdx.y * ROUTE_TOKENS + n * 8 + (at & 3) * 2 + (c & 1), expert = blockIdx.x * 16 + (at >> 2) + (c >> 1) * 8;
+        const uint32_t token = blockIdx.y * ROUTE_TOKENS + n * 8 + (at & 3) * 2 + (c & 1),
+                       expert = blockIdx.x * 16 + (at >> 2) + (c >> 1) * 8;
         float total = 0.0f;
         for (int w = 0; w < ROUTE_WARPS; w++) total += partial[w][n][at][c];
         if (token < p.token_count && expert < p.expert_total)
@@ -112,8 +118,10 @@ MM_DEVICE void route_limit(const mm_cuda_route_args &p, float *keys, float *grou
     for (uint32_t group = lane; group < p.group_count; group += 32) {
         float first = -INFINITY, second = -INFINITY;
         for (uint32_t e = group * size; e < (group + 1) * size; e++) {
-            if (keys[e] > first) second = first, first = keys[e];
-            else if (keys[e] > second) second = keys[e];
+            if (keys[e] > first)
+                second = first, first = keys[e];
+            else if (keys[e] > second)
+                second = keys[e];
         }
         group_keys[group] = first + (size > 1 ? second : 0.0f);
     }
@@ -126,7 +134,8 @@ MM_DEVICE void route_limit(const mm_cuda_route_args &p, float *keys, float *grou
     __syncwarp();
     for (uint32_t e = lane; e < p.expert_total; e += 32) {
         bool allowed = false;
-        for (uint32_t i = 0; i < p.groups_per_token; i++) allowed |= (uint32_t)group_keys[p.group_count + i] == e / size;
+        for (uint32_t i = 0; i < p.groups_per_token; i++)
+            allowed |= (uint32_t)group_keys[p.group_count + i] == e / size;
         if (!allowed) keys[e] = __uint_as_float(0x7FC00000u);
     }
     __syncwarp();
@@ -171,7 +180,8 @@ MM_DEVICE void route_token(const mm_cuda_route_args &p, uint32_t token, float *z
     bool nan = false;
     for (uint32_t e = lane; e < p.expert_total; e += 32) {
         float logit = 0.0f;
-        for (uint32_t s = 0; s < p.split_count; s++) logit += p.logits[((size_t)s * p.token_count + token) * p.expert_total + e];
+        for (uint32_t s = 0; s < p.split_count; s++)
+            logit += p.logits[((size_t)s * p.token_count + token) * p.expert_total + e];
         p.logits[(size_t)token * p.expert_total + e] = logit; /* this warp alone reads slice 0 of the token */
         z[e] = logit;
         nan |= logit != logit;
@@ -213,7 +223,8 @@ MM_DEVICE void route_token(const mm_cuda_route_args &p, uint32_t token, float *z
 
 extern __shared__ float choose_shared[]; /* per warp: z [E], keys [E], groups [2 group_count] */
 
-extern "C" __global__ void __launch_bounds__(CHOOSE_WARPS * 32) mm_route_choose(const __grid_constant__ mm_cuda_route_args p) {
+extern "C" __global__ void __launch_bounds__(CHOOSE_WARPS * 32)
+    mm_route_choose(const __grid_constant__ mm_cuda_route_args p) {
     const uint32_t warp = threadIdx.x / 32, token = blockIdx.x * CHOOSE_WARPS + warp;
     float *z = choose_shared + warp * 2 * (p.expert_total + p.group_count), *keys = z + p.expert_total;
     mm_grid_wait();

@@ -1,7 +1,8 @@
 /*
- * Activations to what the GEMMs read: sorted rows of BF16 in the order of convert.cuh, quantized to nvfp4 and back first if
- * the layer says so (value * scale is exact in BF16; the global scale stays with the row). Used for hidden states, for the
- * intermediate of nvfp4 layers, for the shared expert's input and, without `staged`, to write codes and scales alone.
+ * Activations to what the GEMMs read: sorted rows of BF16 in the order of convert.cuh, quantized to nvfp4 and back
+ * first if the layer says so (value * scale is exact in BF16; the global scale stays with the row). Used for hidden
+ * states, for the intermediate of nvfp4 layers, for the shared expert's input and, without `staged`, to write codes and
+ * scales alone.
  *
  * Eight threads share a 128-group: lane t of a quad and half h own the block k = 32t + 16h .. + 15.
  */
@@ -61,8 +62,10 @@ MM_DEVICE uint32_t stage_row_expert(const mm_cuda_stage_args &p, uint32_t row) {
     uint32_t low = 0, high = p.expert_count; /* offsets[low] <= row < offsets[high] */
     while (high - low > 1) {
         const uint32_t middle = (low + high) / 2;
-        if ((uint32_t)p.offsets[middle] <= row) low = middle;
-        else high = middle;
+        if ((uint32_t)p.offsets[middle] <= row)
+            low = middle;
+        else
+            high = middle;
     }
     return low;
 }
@@ -94,12 +97,13 @@ MM_DEVICE mm_nvfp4_block_report stage_quantize(const mm_cuda_stage_args &p, size
 }
 
 /*
- * Eight values of a lane as the pairs (0,4) (1,5) (2,6) (3,7), then transposed within the quad: 16 contiguous bytes. Only the
- * quad is converged: the last groups of a row may not fill a warp.
+ * Eight values of a lane as the pairs (0,4) (1,5) (2,6) (3,7), then transposed within the quad: 16 contiguous bytes.
+ * Only the quad is converged: the last groups of a row may not fill a warp.
  */
 MM_DEVICE uint4 stage_word(const float *v, uint32_t t) {
     return mm_quad_transpose(make_uint4(mm_cvt_bf16x2(v[4], v[0]), mm_cvt_bf16x2(v[5], v[1]), mm_cvt_bf16x2(v[6], v[2]),
-                                        mm_cvt_bf16x2(v[7], v[3])), t, 0xFu << (threadIdx.x & 28));
+                                        mm_cvt_bf16x2(v[7], v[3])),
+                             t, 0xFu << (threadIdx.x & 28));
 }
 
 MM_DEVICE void stage_row(const mm_cuda_stage_args &p, uint32_t row) {
@@ -107,7 +111,8 @@ MM_DEVICE void stage_row(const mm_cuda_stage_args &p, uint32_t row) {
     const uint32_t thread = threadIdx.x, t = thread & 3, half = thread >> 2 & 1;
     const bool counts = stage_counts(p, row);
     float global = p.global;
-    if (p.quantize && p.global_mode == MEGAMOE_GLOBAL_TOKEN) global = mm_nvfp4_global_from_amax(stage_row_amax(p, source));
+    if (p.quantize && p.global_mode == MEGAMOE_GLOBAL_TOKEN)
+        global = mm_nvfp4_global_from_amax(stage_row_amax(p, source));
     if (p.experts) global = p.experts[stage_row_expert(p, row)].h_global;
     if (p.globals && thread == 0) p.globals[row] = global;
     uint32_t saturated = 0, nonfinite = 0;
@@ -140,16 +145,18 @@ extern "C" __global__ void __launch_bounds__(STAGE_THREADS) mm_stage(const __gri
 }
 
 /* values[r][k] = code * scale * global: megamoe_dequantize. One row per block, 16 values per thread. */
-extern "C" __global__ void __launch_bounds__(STAGE_THREADS) mm_dequantize(const uint8_t *codes, const uint8_t *scales,
-                                                                          const float *globals, unsigned global_stride,
-                                                                          unsigned e8m0, unsigned rows, unsigned columns,
-                                                                          unsigned f32, void *values) {
+extern "C" __global__ void __launch_bounds__(STAGE_THREADS)
+    mm_dequantize(const uint8_t *codes, const uint8_t *scales, const float *globals, unsigned global_stride,
+                  unsigned e8m0, unsigned rows, unsigned columns, unsigned f32, void *values) {
     for (size_t row = blockIdx.x; row < rows; row += gridDim.x)
         for (unsigned k = threadIdx.x; k < columns; k += STAGE_THREADS) {
             const size_t at = row * columns + k;
             const float scale = e8m0 ? mm_e8m0_to_f32(scales[at / 32]) : mm_e4m3_to_f32(scales[at / 16]);
-            const float value = mm_e2m1_to_f32(mm_e2m1_unpack(codes, at)) * scale * (globals ? globals[row * global_stride] : 1.0f);
-            if (f32) ((float *)values)[at] = value;
-            else ((uint16_t *)values)[at] = mm_bf16_from_f32(value);
+            const float value =
+                mm_e2m1_to_f32(mm_e2m1_unpack(codes, at)) * scale * (globals ? globals[row * global_stride] : 1.0f);
+            if (f32)
+                ((float *)values)[at] = value;
+            else
+                ((uint16_t *)values)[at] = mm_bf16_from_f32(value);
         }
 }

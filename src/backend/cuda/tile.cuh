@@ -1,11 +1,11 @@
 /*
- * Expert GEMMs for any number of rows, any weight format and any K and N that are multiples of 16, on mma.sync: the path
- * every GPU can take, and the judge of the faster ones.
+ * Expert GEMMs for any number of rows, any weight format and any K and N that are multiples of 16, on mma.sync: the
+ * path every GPU can take, and the judge of the faster ones.
  *
  * A tile is 128 weight rows x 64 tokens, K in chunks of one 128-group. Weights are converted to BF16 on their way from
  * registers to shared memory, in the staged order of K; the next chunk is in flight while one is multiplied. MMA rows
- * g and g + 8 are a gate and an up row of one feature (L1) or rows 8 apart (L2). Shared rows are 256 bytes; their 16-byte
- * chunks are XORed with the row so that ldmatrix and the stores meet no bank twice.
+ * g and g + 8 are a gate and an up row of one feature (L1) or rows 8 apart (L2). Shared rows are 256 bytes; their
+ * 16-byte chunks are XORed with the row so that ldmatrix and the stores meet no bank twice.
  */
 #ifndef MM_CUDA_TILE_CUH
 #define MM_CUDA_TILE_CUH
@@ -54,9 +54,10 @@ MM_DEVICE float tile_block_scale(const mm_cuda_matrix *m, uint32_t row, uint32_t
 }
 
 template <int FORMAT>
-MM_DEVICE void tile_weights_load(const mm_cuda_gemm_args &p, tile_fetch<FORMAT> &f, const mm_cuda_matrix *m, uint32_t row,
-                                 uint32_t chunk, uint32_t w) {
-    const uint8_t *codes = m->codes + (size_t)row * m->row_bytes, *scales = m->scales + (size_t)row * m->scale_row_bytes;
+MM_DEVICE void tile_weights_load(const mm_cuda_gemm_args &p, tile_fetch<FORMAT> &f, const mm_cuda_matrix *m,
+                                 uint32_t row, uint32_t chunk, uint32_t w) {
+    const uint8_t *codes = m->codes + (size_t)row * m->row_bytes,
+                  *scales = m->scales + (size_t)row * m->scale_row_bytes;
     const bool exists = row < p.n;
 #pragma unroll
     for (int t = 0; t < 4; t++) {
@@ -73,7 +74,8 @@ MM_DEVICE void tile_weights_load(const mm_cuda_gemm_args &p, tile_fetch<FORMAT> 
             f.code[t][0] = *(const uint4 *)(codes + k * 2), f.code[t][1] = *(const uint4 *)(codes + k * 2 + 16);
         } else {
             f.code[t][0] = *(const uint4 *)(codes + k);
-            if (!m->scale_f32) f.scale[t] = m->scales[(size_t)(row / m->block_rows) * m->scale_row_bytes + k / m->block_columns];
+            if (!m->scale_f32)
+                f.scale[t] = m->scales[(size_t)(row / m->block_rows) * m->scale_row_bytes + k / m->block_columns];
         }
     }
 }
@@ -86,7 +88,8 @@ MM_DEVICE uint32_t tile_fp8_pair(uint32_t low, uint32_t high, int j, uint32_t sc
 }
 
 /* The four pairs of word i (0, 1) of lane t. */
-template <int FORMAT> MM_DEVICE void tile_word_convert(const tile_fetch<FORMAT> &f, int t, int i, bool scale_f32, uint32_t (&pair)[4]) {
+template <int FORMAT>
+MM_DEVICE void tile_word_convert(const tile_fetch<FORMAT> &f, int t, int i, bool scale_f32, uint32_t (&pair)[4]) {
     const uint4 v = f.code[t][FORMAT == MM_BF16 ? i : 0];
     if (FORMAT == MM_NVFP4 || FORMAT == MM_MXFP4) {
         mm_codes_convert(i ? v.y : v.x, mm_block_scale<FORMAT == MM_MXFP4>(f.scale[t]), pair);
@@ -106,7 +109,8 @@ MM_DEVICE uint32_t tile_place(uint32_t base, uint32_t row, uint32_t chunk) {
 
 /* Word w's pairs j of all four lanes are the staged chunk 4w + j. */
 template <int FORMAT>
-MM_DEVICE void tile_weights_store(const tile_fetch<FORMAT> &f, uint32_t base, uint32_t row, uint32_t w, bool scale_f32) {
+MM_DEVICE void tile_weights_store(const tile_fetch<FORMAT> &f, uint32_t base, uint32_t row, uint32_t w,
+                                  bool scale_f32) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t pair[4][4];
@@ -121,13 +125,15 @@ MM_DEVICE void tile_weights_store(const tile_fetch<FORMAT> &f, uint32_t base, ui
 
 /* Sixteen threads per token row, four rows apart by 16. */
 template <int FORMAT>
-MM_DEVICE void tile_tokens_load(const mm_cuda_gemm_args &p, tile_fetch<FORMAT> &f, const mm_cuda_entry &e, uint32_t chunk) {
+MM_DEVICE void tile_tokens_load(const mm_cuda_gemm_args &p, tile_fetch<FORMAT> &f, const mm_cuda_entry &e,
+                                uint32_t chunk) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int token = (int)threadIdx.x / 16 + i * 16;
         f.token[i] = make_uint4(0, 0, 0, 0);
         if (token < e.count)
-            f.token[i] = *(const uint4 *)(p.x + (size_t)(e.row + token) * p.x_pitch + chunk * 128 + threadIdx.x % 16 * 8);
+            f.token[i] =
+                *(const uint4 *)(p.x + (size_t)(e.row + token) * p.x_pitch + chunk * 128 + threadIdx.x % 16 * 8);
     }
 }
 
@@ -148,7 +154,8 @@ MM_DEVICE void tile_multiply(float (&sum)[2][4][4], uint32_t weights, uint32_t t
             a[m] = mm_ldmatrix_x4(tile_place(weights, row + m * 16 + (lane & 15), s * 2 + (lane >> 4)));
 #pragma unroll
         for (int n = 0; n < 2; n++)
-            b[n] = mm_ldmatrix_x4(tile_place(tokens, token + n * 16 + (lane & 7) + (lane >> 4) * 8, s * 2 + (lane >> 3 & 1)));
+            b[n] = mm_ldmatrix_x4(
+                tile_place(tokens, token + n * 16 + (lane & 7) + (lane >> 4) * 8, s * 2 + (lane >> 3 & 1)));
 #pragma unroll
         for (int m = 0; m < 2; m++)
 #pragma unroll
@@ -193,8 +200,10 @@ MM_DEVICE void tile_store(const mm_cuda_gemm_args &p, const mm_cuda_expert *e, c
         const int feature = tile_feature<L1>(work.block, m, g);
         mm_l1_feature f1;
         mm_l2_feature f2;
-        if (L1) f1 = mm_l1_feature_read(p, e, feature);
-        else f2 = mm_l2_feature_read(p, e, feature, 8);
+        if (L1)
+            f1 = mm_l1_feature_read(p, e, feature);
+        else
+            f2 = mm_l2_feature_read(p, e, feature, 8);
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             const int token = token0 + n * 8 + 2 * t, row = work.entry.row + token, left = work.entry.count - token;
@@ -214,7 +223,8 @@ MM_DEVICE void tile_run(const mm_cuda_gemm_args &p, const tile_work &work, uint3
     const uint32_t shared_row = threadIdx.x / 2, w = threadIdx.x & 1, in_tile = shared_row & 15;
     const bool second = in_tile >= 8;
     const mm_cuda_matrix *m = L1 ? (second ? &e->up : &e->gate) : &e->down;
-    const uint32_t row = L1 ? work.block * (TILE_ROWS / 2) + shared_row / 16 * 8 + (in_tile & 7) : work.block * TILE_ROWS + shared_row;
+    const uint32_t row =
+        L1 ? work.block * (TILE_ROWS / 2) + shared_row / 16 * 8 + (in_tile & 7) : work.block * TILE_ROWS + shared_row;
     const bool absent = L1 && !second && !p.gated, promote = FORMAT == MM_FP8 && (L1 ? e->up : e->down).scale_f32;
     const int chunks = ((int)p.k + 127) / 128;
     float sum[2][4][4] = {};

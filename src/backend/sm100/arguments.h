@@ -73,7 +73,7 @@ struct sm100_plan_args {
     uint64_t *skipped_slots, *bad_slots, *expert_tokens; /* counters; expert_tokens [expert_count] */
 };
 
-/* Tokens quantized once and written to each of their rows. One warp per token. */
+/* Tokens quantized once and written to each of their rows. One warp at a token. */
 struct sm100_stage_args {
     const void *hidden; /* [token_count, columns] BF16, or F32 rounded to BF16 on reading */
     uint32_t hidden_f32, token_count, columns, slots;
@@ -89,7 +89,7 @@ struct sm100_stage_args {
     uint64_t *saturated_blocks, *nonfinite_blocks;
 };
 
-/* y = bf16(sum over the slots, in order, of weight x partial, + shared). One CTA per token. */
+/* y = bf16(sum over the slots, in order, of weight x partial, + shared). One CTA at a token. */
 struct sm100_combine_args {
     const uint16_t *partials;  /* BF16 [token_count * slots, columns] */
     const int32_t *pair_row;   /* [token_count, slots]: -1 where there is no partial */

@@ -3,8 +3,7 @@
 #include "backend/sm100/arguments.h"
 #include "numerics/bf16.h"
 
-SM100_KERNEL(SM100_COMBINE_THREADS) void sm100_combine(SM100_ARGS(struct sm100_combine_args, args)) {
-    const uint64_t token = ptx::ctaid_x();
+SM100_DEVICE void combine_token(const struct sm100_combine_args &args, uint64_t token) {
     for (uint32_t column = 2 * ptx::tid_x(); column < args.columns; column += 2 * SM100_COMBINE_THREADS) {
         float low = 0.0f, high = 0.0f;
         for (uint32_t slot = 0; slot < args.slots; slot++) {
@@ -21,4 +20,9 @@ SM100_KERNEL(SM100_COMBINE_THREADS) void sm100_combine(SM100_ARGS(struct sm100_c
         }
         ptx::st_global_u32(args.output + token * args.columns + column, ptx::cvt_rn_bf16x2_f32(high, low));
     }
+}
+
+SM100_KERNEL(SM100_COMBINE_THREADS) void sm100_combine(SM100_ARGS(struct sm100_combine_args, args)) {
+    for (uint64_t token = ptx::ctaid_x(); token < args.token_count; token += ptx::nctaid_x())
+        combine_token(args, token);
 }

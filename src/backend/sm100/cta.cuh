@@ -55,8 +55,7 @@ template <int name> SM100_DEVICE void cta_open(struct cta &c, uint32_t warp) {
         }
         ptx::fence_mbarrier_init_release_cluster();
     }
-    if (warp == TENSOR_MEMORY_WARP)
-        ptx::tcgen05_alloc<t.cta_group>(c.tensor_slot, sm100_tensor_columns_allocated(t));
+    if (warp == TENSOR_MEMORY_WARP) ptx::tcgen05_alloc<t.cta_group>(c.tensor_slot, sm100_tensor_columns_allocated(t));
     ptx::tcgen05_fence_before_thread_sync();
     cta_sync<t.cta_group>();
     ptx::tcgen05_fence_after_thread_sync();

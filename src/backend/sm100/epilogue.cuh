@@ -48,8 +48,7 @@ SM100_DEVICE uint32_t maximum_over_lanes(const uint32_t (&values)[CHUNK], uint32
     for (uint32_t half = CHUNK / 2; half > 0; half /= 2)
 #pragma unroll
         for (uint32_t i = 0; i < half; i++) {
-            const uint32_t upper = lane & half, keep = upper ? v[i + half] : v[i],
-                           send = upper ? v[i] : v[i + half];
+            const uint32_t upper = lane & half, keep = upper ? v[i + half] : v[i], send = upper ? v[i] : v[i + half];
             const uint32_t other = ptx::shfl_sync_bfly(send, half, 0xffffffffu);
             v[i] = keep > other ? keep : other;
         }
@@ -68,8 +67,7 @@ SM100_DEVICE uint64_t transpose_nibbles(uint64_t x, uint32_t lane) {
                                            : 0x0f0f0f0f0f0f0f0full;
         const uint64_t other = (uint64_t)ptx::shfl_sync_bfly((uint32_t)(x >> 32), half, 0xffffffffu) << 32 |
                                ptx::shfl_sync_bfly((uint32_t)x, half, 0xffffffffu);
-        x = lane & half ? (x & ~lower) | (other & ~lower) >> 4 * half
-                        : (x & lower) | (other & lower) << 4 * half;
+        x = lane & half ? (x & ~lower) | (other & ~lower) >> 4 * half : (x & lower) | (other & lower) << 4 * half;
     }
     return x;
 }
@@ -97,17 +95,14 @@ SM100_DEVICE void quantize_chunk(const struct sm100_gemm_args &args, const struc
 #pragma unroll
     for (uint32_t i = 0; i < CHUNK; i++) magnitudes[i] = ptx::mov_b32_f32(h[i]) & 0x7fffffffu;
     const uint32_t amax = maximum_over_lanes(magnitudes, lane);
-    const uint32_t first_feature = at.feature - column,
-                   mine = column < at.rows && first_feature < args.m_rows;
+    const uint32_t first_feature = at.feature - column, mine = column < at.rows && first_feature < args.m_rows;
     const uint32_t scale = block_scale(args, amax, global, mine);
     const float step = scale == MM_E4M3_NAN ? 0.0f : ptx::mul_rn_f32(mm_e4m3_to_f32(scale), global);
     uint64_t codes = 0;
 #pragma unroll
     for (uint32_t i = 0; i < CHUNK; i++) {
-        const float s =
-            ptx::mov_f32_b32(ptx::shfl_sync_idx(ptx::mov_b32_f32(step), (lane & CHUNK) + i, 0xffffffffu));
-        const float value =
-            s > 0.0f ? ptx::div_rn_f32(h[i], s) : 0.0f; // a block that is not finite has codes 0
+        const float s = ptx::mov_f32_b32(ptx::shfl_sync_idx(ptx::mov_b32_f32(step), (lane & CHUNK) + i, 0xffffffffu));
+        const float value = s > 0.0f ? ptx::div_rn_f32(h[i], s) : 0.0f; // a block that is not finite has codes 0
         codes |= (uint64_t)(ptx::cvt_rn_satfinite_e2m1x2_f32(0.0f, value) & 15u) << 4 * i;
     }
     codes = transpose_nibbles(codes, lane);
@@ -128,9 +123,8 @@ SM100_DEVICE float row_factor(const float *rows, uint32_t row) {
     return rows ? rows[row] : 1.0f;
 }
 SM100_DEVICE float bias_of(const struct sm100_gemm_args &args, uint32_t i, const struct chunk &at) {
-    return args.biases[i] && at.feature < args.m_rows
-               ? args.biases[i][(uint64_t)at.group * args.m_rows + at.feature]
-               : 0.0f;
+    return args.biases[i] && at.feature < args.m_rows ? args.biases[i][(uint64_t)at.group * args.m_rows + at.feature]
+                                                      : 0.0f;
 }
 
 // What multiplies the sums of one matrix: a number per column in the lane of that number, and one of the
@@ -139,8 +133,7 @@ struct factors {
     float row, row_weight; // of column laneid % 16
     float weight, bias;
 };
-SM100_DEVICE struct factors factors_of(const struct sm100_gemm_args &args, uint32_t i,
-                                       const struct chunk &at) {
+SM100_DEVICE struct factors factors_of(const struct sm100_gemm_args &args, uint32_t i, const struct chunk &at) {
     const uint32_t column = ptx::laneid() % CHUNK, row = at.first_row + column;
     struct factors f = {0.0f, 0.0f, args.weight_globals[i][at.group], bias_of(args, i, at)};
     if (column >= at.rows) return f;
@@ -153,14 +146,13 @@ SM100_DEVICE float of_column(float value, uint32_t i) {
 }
 
 // Gate and up before the clamp, for the check.
-SM100_DEVICE void store_l1(const struct sm100_gemm_args &args, const struct chunk &at,
-                           const struct columns &d, const struct factors &f, uint32_t matrix) {
+SM100_DEVICE void store_l1(const struct sm100_gemm_args &args, const struct chunk &at, const struct columns &d,
+                           const struct factors &f, uint32_t matrix) {
 #pragma unroll
     for (uint32_t i = 0; i < CHUNK; i++) {
         const float value = column_value(d, i) * (of_column(f.row, i) * f.weight) + f.bias;
         if (i >= at.rows || at.feature >= args.m_rows) continue;
-        ptx::st_global_f32(args.l1 + ((uint64_t)(at.first_row + i) * 2 + matrix) * args.m_rows + at.feature,
-                           value);
+        ptx::st_global_f32(args.l1 + ((uint64_t)(at.first_row + i) * 2 + matrix) * args.m_rows + at.feature, value);
     }
 }
 
@@ -200,8 +192,7 @@ SM100_DEVICE void store_bf16_chunk(const struct sm100_gemm_args &args, const str
     }
 }
 
-SM100_DEVICE void store_f32_chunk(const struct sm100_gemm_args &args, const struct chunk &at,
-                                  const float (&p)[CHUNK]) {
+SM100_DEVICE void store_f32_chunk(const struct sm100_gemm_args &args, const struct chunk &at, const float (&p)[CHUNK]) {
 #pragma unroll
     for (uint32_t i = 0; i < CHUNK; i++) {
         if (i >= at.rows || at.feature >= args.m_rows) continue;
@@ -210,8 +201,7 @@ SM100_DEVICE void store_f32_chunk(const struct sm100_gemm_args &args, const stru
     }
 }
 
-SM100_DEVICE void rows_chunk(const struct sm100_gemm_args &args, const struct chunk &at,
-                             const struct columns &d) {
+SM100_DEVICE void rows_chunk(const struct sm100_gemm_args &args, const struct chunk &at, const struct columns &d) {
     const struct factors f = factors_of(args, 0, at);
     float p[CHUNK];
 #pragma unroll
@@ -236,9 +226,8 @@ template <int cta_group> SM100_DEVICE void release_accumulator(uint32_t barrier)
 
 // One warp's part of one tile: every second chunk of its quadrant's lanes.
 template <int name>
-SM100_DEVICE void epilogue_tile(const struct cta &c, const struct sm100_gemm_args &args,
-                                const struct sm100_work &work, uint32_t warp, uint32_t accumulator,
-                                uint32_t release) {
+SM100_DEVICE void epilogue_tile(const struct cta &c, const struct sm100_gemm_args &args, const struct sm100_work &work,
+                                uint32_t warp, uint32_t accumulator, uint32_t release) {
     constexpr struct sm100_tile t = sm100_tiles[name];
     const uint32_t quadrant = warp % 4, lanes = c.tensor + accumulator + (quadrant * 32 << 16);
     const uint32_t m = (work.m_tile * t.cta_group + c.rank) * SM100_M + quadrant * 32;
@@ -263,8 +252,8 @@ SM100_DEVICE void epilogue_tile(const struct cta &c, const struct sm100_gemm_arg
 // Eight warps: warp % 4 is the quadrant of lanes that a warp may read, and two warps share the columns of
 // each.
 template <int name>
-SM100_DEVICE void epilogue_role(const struct cta &c, const struct sm100_gemm_args &args,
-                                struct sm100_watch &watch, uint32_t warp) {
+SM100_DEVICE void epilogue_role(const struct cta &c, const struct sm100_gemm_args &args, struct sm100_watch &watch,
+                                uint32_t warp) {
     constexpr struct sm100_tile t = sm100_tiles[name];
     struct sm100_cursor cursor = {0, 0, 0, 0};
     uint32_t tile_count = 0;
@@ -274,8 +263,7 @@ SM100_DEVICE void epilogue_role(const struct cta &c, const struct sm100_gemm_arg
         const uint32_t ready = watch_wait(watch, c.accumulator_full, SM100_ACCUMULATOR_FULL, a, parity);
         if (ptx::vote_sync_ballot(ready, 0xffffffffu) != 0xffffffffu) return;
         ptx::tcgen05_fence_after_thread_sync();
-        epilogue_tile<name>(c, args, watch.work, warp, a * sm100_accumulator_columns(t),
-                            c.accumulator_empty + 8 * a);
+        epilogue_tile<name>(c, args, watch.work, warp, a * sm100_accumulator_columns(t), c.accumulator_empty + 8 * a);
     }
 }
 

@@ -155,6 +155,16 @@ static megamoe_status launch(const struct mm_mega_moe *moe, enum sm100_kernel ke
     return grid ? moe->machine->launch(moe->machine->context, &l, stream) : MEGAMOE_OK;
 }
 
+static uint32_t sm_count(const struct mm_mega_moe *moe) {
+    return moe->shape.sm_budget ? moe->shape.sm_budget : moe->machine->multiprocessors;
+}
+
+/* As many CTAs as there is work for, and no more than fill the multiprocessors. */
+static uint32_t grid_of(const struct mm_mega_moe *moe, uint32_t work) {
+    uint32_t most = sm_count(moe) * 8;
+    return work < most ? work : most;
+}
+
 static megamoe_status launch_plan(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream) {
     struct mm_mega_moe_scratch *c = &moe->scratch;
     uint32_t groups = moe->weights.up.groups;
@@ -199,7 +209,7 @@ static megamoe_status launch_stage(struct mm_mega_moe *moe, const struct mm_mega
     args.token_globals = batch->token_globals;
     args.saturated_blocks = &c->counts->saturated_blocks;
     args.nonfinite_blocks = &c->counts->nonfinite_blocks;
-    uint32_t grid = (batch->token_count + SM100_STAGE_TOKENS - 1) / SM100_STAGE_TOKENS;
+    uint32_t grid = grid_of(moe, (batch->token_count + SM100_STAGE_TOKENS - 1) / SM100_STAGE_TOKENS);
     return launch(moe, SM100_KERNEL_STAGE, grid, SM100_STAGE_THREADS, 0, &args, sizeof args, stream);
 }
 
@@ -210,8 +220,7 @@ megamoe_status mm_stage_activation(struct mm_mega_moe *moe, const struct mm_mega
 
 /* By the rows that an expert has on average over all ranks, which every rank knows alike. */
 static enum sm100_tile_name choose(const struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, bool l1) {
-    uint32_t sms = moe->shape.sm_budget ? moe->shape.sm_budget : moe->machine->multiprocessors;
-    return mm_sm100_gemm_choose(l1, batch->token_count * moe->shape.slots, moe->shape.expert_count, sms);
+    return mm_sm100_gemm_choose(l1, batch->token_count * moe->shape.slots, moe->shape.expert_count, sm_count(moe));
 }
 
 megamoe_status mm_nvfp4_mega_moe_l1(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream) {
@@ -242,7 +251,8 @@ megamoe_status mm_mega_moe_combine(struct mm_mega_moe *moe, const struct mm_mega
     args.token_count = batch->token_count;
     args.slots = moe->shape.slots;
     args.columns = moe->shape.hidden;
-    return launch(moe, SM100_KERNEL_COMBINE, batch->token_count, SM100_COMBINE_THREADS, 0, &args, sizeof args, stream);
+    uint32_t grid = grid_of(moe, batch->token_count);
+    return launch(moe, SM100_KERNEL_COMBINE, grid, SM100_COMBINE_THREADS, 0, &args, sizeof args, stream);
 }
 
 megamoe_status mm_nvfp4_mega_moe_full(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream) {

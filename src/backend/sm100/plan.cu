@@ -22,8 +22,7 @@ SM100_DEVICE int32_t pair_group(const struct sm100_plan_args &args, uint32_t pai
 }
 
 SM100_DEVICE void count_pairs(const struct sm100_plan_args &args) {
-    for (uint32_t i = ptx::tid_x(); i < args.group_count; i += PLAN_THREADS)
-        ptx::st_shared_u32(counts() + 4 * i, 0);
+    for (uint32_t i = ptx::tid_x(); i < args.group_count; i += PLAN_THREADS) ptx::st_shared_u32(counts() + 4 * i, 0);
     ptx::bar_sync(0, PLAN_THREADS);
     for (uint32_t pair = ptx::tid_x(); pair < args.pair_count; pair += PLAN_THREADS) {
         const int32_t group = pair_group(args, pair);
@@ -68,8 +67,7 @@ SM100_DEVICE void place_pairs(const struct sm100_plan_args &args, uint32_t group
         ptx::st_global_u32(args.pair_row + pair, first_row + rank);
         ptx::st_global_u32(args.row_pair + first_row + rank, pair);
         ptx::st_global_u32(args.row_scale_row + first_row + rank, first_scale_row + rank);
-        if (args.row_weights)
-            ptx::st_global_f32(args.row_weights + first_row + rank, args.pair_weights[pair]);
+        if (args.row_weights) ptx::st_global_f32(args.row_weights + first_row + rank, args.pair_weights[pair]);
     }
 }
 
@@ -82,8 +80,7 @@ SM100_KERNEL(SM100_PLAN_THREADS) void sm100_plan(SM100_ARGS(struct sm100_plan_ar
         first_row += count;
         stripes += sm100_stripes(count);
     }
-    if (ptx::tid_x() == 0)
-        ptx::st_global_u32(args.ends + group, first_row + ptx::ld_shared_u32(counts() + 4 * group));
+    if (ptx::tid_x() == 0) ptx::st_global_u32(args.ends + group, first_row + ptx::ld_shared_u32(counts() + 4 * group));
     if (group == 0) account(args);
     place_pairs(args, group, first_row, stripes * SM100_STRIPE_ROWS);
 }

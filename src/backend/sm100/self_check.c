@@ -177,7 +177,8 @@ static float exact(const struct trial *t, uint32_t matrix, uint32_t group, uint3
         int32_t block = 0;
         for (uint32_t i = k; i < k + 16; i++) block += w->twice[feature * K + i] * x->twice[row * K + i];
         /* 0x30 is 1/2: the exponents add up to 0 .. 4 above 1/4, and twice times twice is 4. */
-        sum += (int64_t)block << ((w->scales[feature * K / 16 + k / 16] + x->scales[row * K / 16 + k / 16] - 0x60) / 8);
+        uint32_t exponent = (w->scales[feature * K / 16 + k / 16] + x->scales[row * K / 16 + k / 16] - 0x60u) / 8;
+        sum += (int64_t)block * (1 << exponent);
     }
     return (float)sum / 16.0f * weight_globals[matrix][group];
 }

@@ -76,9 +76,7 @@ SM100_DEVICE void write_globals(const struct sm100_stage_args &args, uint32_t to
     }
 }
 
-SM100_KERNEL(SM100_STAGE_THREADS) void sm100_stage(SM100_ARGS(struct sm100_stage_args, args)) {
-    const uint32_t token = ptx::ctaid_x() * SM100_STAGE_TOKENS + ptx::tid_x() / 32;
-    if (token >= args.token_count) return;
+SM100_DEVICE void stage_token(const struct sm100_stage_args &args, uint32_t token) {
     const float global = token_global(args, token);
     uint32_t saturated = 0, nonfinite = 0;
     for (uint32_t block = ptx::laneid(); block < args.columns / MM_NVFP4_BLOCK; block += 32) {
@@ -97,4 +95,10 @@ SM100_KERNEL(SM100_STAGE_THREADS) void sm100_stage(SM100_ARGS(struct sm100_stage
     write_globals(args, token, global);
     if (saturated) ptx::atom_relaxed_gpu_add_u64(args.saturated_blocks, saturated);
     if (nonfinite) ptx::atom_relaxed_gpu_add_u64(args.nonfinite_blocks, nonfinite);
+}
+
+SM100_KERNEL(SM100_STAGE_THREADS) void sm100_stage(SM100_ARGS(struct sm100_stage_args, args)) {
+    const uint32_t first = ptx::ctaid_x() * SM100_STAGE_TOKENS + ptx::tid_x() / 32;
+    for (uint32_t token = first; token < args.token_count; token += ptx::nctaid_x() * SM100_STAGE_TOKENS)
+        stage_token(args, token);
 }

@@ -16,8 +16,7 @@ struct sm100_watch {
     struct sm100_work work; // what the thread is at, for the record
 };
 
-SM100_DEVICE void watch_give_up(struct sm100_watch &watch, uint32_t barrier, uint32_t index,
-                                uint32_t parity) {
+SM100_DEVICE void watch_give_up(struct sm100_watch &watch, uint32_t barrier, uint32_t index, uint32_t parity) {
     watch.failed = 1;
     struct sm100_record *r = watch.record;
     if (ptx::atom_acq_rel_gpu_cas_b32(&r->claimed, 0, 1) != 0) return;

@@ -1,11 +1,19 @@
 /*
- * A plain BF16 product, C = A B^T, the yardstick that bench reports matrix rates against: 128 x 256 tiles, K in steps of 64,
- * two consumer warpgroups and a producer, four stages of 128-byte-swizzled tensor copies. M, N, K multiples of the tile.
+ * A plain BF16 product, C = A B^T, the yardstick that bench reports matrix rates against: 128 x 256 tiles, K in steps
+ * of 64, two consumer warpgroups and a producer, four stages of 128-byte-swizzled tensor copies. M, N, K multiples of
+ * the tile.
  */
 #include "backend/cuda/args.h"
 #include "backend/sm90/wgmma.cuh"
 
-enum { GEMM_M = 128, GEMM_N = 256, GEMM_K = 64, GEMM_STAGES = 4, GEMM_STAGE_BYTES = (GEMM_M + GEMM_N) * GEMM_K * 2, GEMM_GROUP = 8 };
+enum {
+    GEMM_M = 128,
+    GEMM_N = 256,
+    GEMM_K = 64,
+    GEMM_STAGES = 4,
+    GEMM_STAGE_BYTES = (GEMM_M + GEMM_N) * GEMM_K * 2,
+    GEMM_GROUP = 8
+};
 
 /* Tiles walk down GEMM_GROUP rows of tiles before the next column, so that operands are met again in L2. */
 MM_DEVICE void gemm_tile(uint32_t i, uint32_t rows, uint32_t columns, uint32_t *m, uint32_t *n) {
@@ -15,11 +23,12 @@ MM_DEVICE void gemm_tile(uint32_t i, uint32_t rows, uint32_t columns, uint32_t *
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
-    mm_gemm_bf16(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b, uint16_t *c, uint32_t m, uint32_t n,
-                 uint32_t k) {
+    mm_gemm_bf16(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b, uint16_t *c, uint32_t m,
+                 uint32_t n, uint32_t k) {
     extern __shared__ __align__(1024) char dynamic[];
     __shared__ uint64_t bars[2 * GEMM_STAGES];
-    const uint32_t shared = (mm_shared_address(dynamic) + 1023u) & ~1023u, full = mm_shared_address(bars), empty = full + GEMM_STAGES * 8;
+    const uint32_t shared = (mm_shared_address(dynamic) + 1023u) & ~1023u, full = mm_shared_address(bars),
+                   empty = full + GEMM_STAGES * 8;
     if (threadIdx.x == 0) {
         for (int i = 0; i < GEMM_STAGES; i++) mm_mbarrier_init(full + i * 8, 1), mm_mbarrier_init(empty + i * 8, 2);
         mm_fence_mbarrier_init();
@@ -33,7 +42,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         for (uint32_t i = blockIdx.x; i < rows * columns; i += gridDim.x) {
             gemm_tile(i, rows, columns, &tile_m, &tile_n);
             for (uint32_t s = 0; s < steps; s++, done++) {
-                const uint32_t slot = done % GEMM_STAGES, base = shared + slot * GEMM_STAGE_BYTES, bar = full + slot * 8;
+                const uint32_t slot = done % GEMM_STAGES, base = shared + slot * GEMM_STAGE_BYTES,
+                               bar = full + slot * 8;
                 mm_mbarrier_wait(empty + slot * 8, (done / GEMM_STAGES & 1) ^ 1);
                 mm_mbarrier_expect(bar, GEMM_STAGE_BYTES);
                 mm_tensor_load_2d(base, &a, s * GEMM_K, tile_m * GEMM_M, bar);
@@ -64,7 +74,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         mm_wgmma_wait<0>();
         if (threadIdx.x % 128 == 0) mm_mbarrier_arrive(empty + (done - 1) % GEMM_STAGES * 8);
         gemm_tile(i, rows, columns, &tile_m, &tile_n);
-        uint16_t *to = c + (size_t)(tile_m * GEMM_M + group * 64 + warp * 16 + lane / 4) * n + tile_n * GEMM_N + lane % 4 * 2;
+        uint16_t *to =
+            c + (size_t)(tile_m * GEMM_M + group * 64 + warp * 16 + lane / 4) * n + tile_n * GEMM_N + lane % 4 * 2;
 #pragma unroll
         for (int j = 0; j < 32; j++) {
             *(uint32_t *)(to + j * 8) = mm_cvt_bf16x2(sum[j * 4 + 1], sum[j * 4]);

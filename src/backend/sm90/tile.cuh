@@ -3,12 +3,12 @@
  *
  * Weights are the M operand, dequantized in registers from the checkpoint's bytes; activations are staged BF16 rows
  * (K-permuted, see convert.cuh), brought by 128-byte-swizzled tensor copies. Two consumer warpgroups of two m64
- * sub-tiles each, one producer warp. MMA rows g and g + 8 of a sub-tile are a gate and an up row of one feature (L1), or
- * rows r and r + 128 (L2). A stage is GROUPS 128-groups of K; scales are read from global memory one stage ahead, since
- * tensor boxes of 16-byte rows cost a request per row.
+ * sub-tiles each, one producer warp. MMA rows g and g + 8 of a sub-tile are a gate and an up row of one feature (L1),
+ * or rows r and r + 128 (L2). A stage is GROUPS 128-groups of K; scales are read from global memory one stage ahead,
+ * since tensor boxes of 16-byte rows cost a request per row.
  *
- * A word of codes per lane and row (or two) is a batch: convert, fence, wgmma, commit, and wait for the batch before. All
- * N accumulate K in the same order, so a token's bits do not depend on N.
+ * A word of codes per lane and row (or two) is a batch: convert, fence, wgmma, commit, and wait for the batch before.
+ * All N accumulate K in the same order, so a token's bits do not depend on N.
  */
 #ifndef MM_SM90_TILE_CUH
 #define MM_SM90_TILE_CUH
@@ -19,12 +19,12 @@
 #include "backend/sm90/wgmma.cuh"
 
 enum {
-    TILE_CONSUMERS = 2,                       /* warpgroups */
-    TILE_SUBTILES = 2,                        /* m64 each, per warpgroup */
+    TILE_CONSUMERS = 2, /* warpgroups */
+    TILE_SUBTILES = 2,  /* m64 each, per warpgroup */
     TILE_ROWS = TILE_CONSUMERS * TILE_SUBTILES * 64,
     TILE_HALF = TILE_ROWS / 2,
     TILE_THREADS = TILE_CONSUMERS * 128 + 128,
-    TILE_CONSUMER_REGISTERS = 240,            /* 384 threads x 168 = 256 x 240 + 128 x 24 */
+    TILE_CONSUMER_REGISTERS = 240, /* 384 threads x 168 = 256 x 240 + 128 x 24 */
     TILE_PRODUCER_REGISTERS = 24,
 };
 
@@ -51,12 +51,14 @@ template <bool L1> MM_DEVICE tile_work tile_find(const mm_cuda_gemm_args &p, int
     return {e.expert, index % blocks, e.row, e.count};
 }
 
-/* Scales of the next stage, one register per (sub-tile, half, group). Rows beyond the matrix repeat some inside it (n >= 64). */
+/* Scales of the next stage, one register per (sub-tile, half, group). Rows beyond the matrix repeat some inside it (n
+ * >= 64). */
 template <bool L1, bool MX, int GROUPS> struct tile_scales {
     const uint8_t *row[2];
     uint32_t next[TILE_SUBTILES][2][GROUPS];
 
-    __device__ __forceinline__ void begin(const mm_cuda_gemm_args &p, const mm_cuda_expert *e, int block, int lane_row) {
+    __device__ __forceinline__ void begin(const mm_cuda_gemm_args &p, const mm_cuda_expert *e, int block,
+                                          int lane_row) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const mm_cuda_matrix *w = L1 ? (h ? &e->up : &e->gate) : &e->down;
@@ -68,7 +70,8 @@ template <bool L1, bool MX, int GROUPS> struct tile_scales {
     __device__ __forceinline__ void fetch(const mm_cuda_gemm_args &p, int stage, int t) {
 #pragma unroll
         for (int q = 0; q < GROUPS; q++) {
-            const uint32_t at = min((stage * GROUPS + q) * (MX ? 4 : 8) + t * (MX ? 1 : 2), (int)p.k / (MX ? 32 : 16) - (MX ? 1 : 2));
+            const uint32_t at =
+                min((stage * GROUPS + q) * (MX ? 4 : 8) + t * (MX ? 1 : 2), (int)p.k / (MX ? 32 : 16) - (MX ? 1 : 2));
 #pragma unroll
             for (int m = 0; m < TILE_SUBTILES; m++)
 #pragma unroll
@@ -81,12 +84,12 @@ template <bool L1, bool MX, int GROUPS> struct tile_scales {
 };
 
 /*
- * One batch of WORDS words of a lane's two rows, 2 wgmma each. Narrow tiles take two words: their wgmma are short, and it is
- * the fence and the wait that would be paid per word.
+ * One batch of WORDS words of a lane's two rows, 2 wgmma each. Narrow tiles take two words: their wgmma are short, and
+ * it is the fence and the wait that would be paid per word.
  */
 template <int N, int WORDS>
-MM_DEVICE void tile_batch(float (&sum)[N / 2], const uint4 &a, const uint4 &b, const uint2 &s0, const uint2 &s1, int first,
-                          uint32_t tokens) {
+MM_DEVICE void tile_batch(float (&sum)[N / 2], const uint4 &a, const uint4 &b, const uint2 &s0, const uint2 &s1,
+                          int first, uint32_t tokens) {
     uint32_t low[WORDS][4], high[WORDS][4];
 #pragma unroll
     for (int j = 0; j < WORDS; j++) {
@@ -114,8 +117,10 @@ MM_DEVICE void tile_store(const mm_cuda_gemm_args &p, const tile_work &work, con
     mm_l2_feature f2[TILE_SUBTILES];
 #pragma unroll
     for (int m = 0; m < TILE_SUBTILES; m++) {
-        if (L1) f1[m] = mm_l1_feature_read(p, e, feature + m * 32);
-        else f2[m] = mm_l2_feature_read(p, e, feature + m * 32, TILE_HALF);
+        if (L1)
+            f1[m] = mm_l1_feature_read(p, e, feature + m * 32);
+        else
+            f2[m] = mm_l2_feature_read(p, e, feature + m * 32, TILE_HALF);
     }
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
@@ -125,8 +130,10 @@ MM_DEVICE void tile_store(const mm_cuda_gemm_args &p, const tile_work &work, con
 #pragma unroll
         for (int m = 0; m < TILE_SUBTILES; m++) {
             const float s0 = sum[m][4 * j], s1 = sum[m][4 * j + 1], s2 = sum[m][4 * j + 2], s3 = sum[m][4 * j + 3];
-            if (L1) mm_l1_store<false>(p, f1[m], r, MM_CODE_FACTOR, feature - g + m * 32, s0, s1, s2, s3, row, left, g);
-            else mm_l2_store<false>(p, f2[m], MM_CODE_FACTOR, feature + m * 32, TILE_HALF, s0, s1, s2, s3, row, left);
+            if (L1)
+                mm_l1_store<false>(p, f1[m], r, MM_CODE_FACTOR, feature - g + m * 32, s0, s1, s2, s3, row, left, g);
+            else
+                mm_l2_store<false>(p, f2[m], MM_CODE_FACTOR, feature + m * 32, TILE_HALF, s0, s1, s2, s3, row, left);
         }
     }
 }
@@ -135,7 +142,8 @@ template <bool L1, bool MX, int N, class SHAPE>
 MM_DEVICE void tile_consume(const mm_cuda_gemm_args &p, int index, uint32_t shared, uint32_t full, uint32_t empty,
                             uint32_t &done) {
     constexpr int GROUPS = SHAPE::groups, WORDS = N <= SHAPE::long_batch ? 2 : 1;
-    const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
+    const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane >> 2,
+              t = lane & 3;
     const int lane_row = group * (32 * TILE_SUBTILES) + warp * 8 + g;
     const int stages = ((int)p.k + 128 * GROUPS - 1) / (128 * GROUPS);
     const bool elected = threadIdx.x % 128 == 0;
@@ -156,7 +164,8 @@ MM_DEVICE void tile_consume(const mm_cuda_gemm_args &p, int index, uint32_t shar
         uint32_t bytes[TILE_SUBTILES][2][GROUPS];
 #pragma unroll
         for (int i = 0; i < TILE_SUBTILES * 2 * GROUPS; i++)
-            bytes[i / (2 * GROUPS)][i / GROUPS % 2][i % GROUPS] = scales.next[i / (2 * GROUPS)][i / GROUPS % 2][i % GROUPS];
+            bytes[i / (2 * GROUPS)][i / GROUPS % 2][i % GROUPS] =
+                scales.next[i / (2 * GROUPS)][i / GROUPS % 2][i % GROUPS];
         if (stage + 1 < stages) scales.fetch(p, stage + 1, t);
         mm_mbarrier_wait(full + slot * 8, done / SHAPE::stages & 1);
 #pragma unroll
@@ -185,13 +194,15 @@ MM_DEVICE void tile_consume(const mm_cuda_gemm_args &p, int index, uint32_t shar
     }
     mm_wgmma_wait<0>();
     if (elected) mm_mbarrier_arrive(empty + before * 8);
-    tile_store<L1, N>(p, tile_find<L1>(p, index), sum, lane_row, g, t); /* found again: registers are short in the loop */
+    tile_store<L1, N>(p, tile_find<L1>(p, index), sum, lane_row, g,
+                      t); /* found again: registers are short in the loop */
 }
 
 /* One thread: the stages of one tile. N is the instance's width that the consumers will use. */
 template <bool L1, class SHAPE>
 MM_DEVICE void tile_produce(const mm_cuda_gemm_args &p, const CUtensorMap *rows64, const CUtensorMap *rows8,
-                            const tile_work &work, int n, uint32_t shared, uint32_t full, uint32_t empty, uint32_t &done) {
+                            const tile_work &work, int n, uint32_t shared, uint32_t full, uint32_t empty,
+                            uint32_t &done) {
     constexpr int GROUPS = SHAPE::groups;
     const CUtensorMap *map = p.maps + (size_t)work.expert * 3;
     const CUtensorMap *low = L1 ? map : map + 2, *high = L1 ? map + 1 : map + 2;

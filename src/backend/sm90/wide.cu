@@ -1,16 +1,16 @@
 /*
- * Entries of 65 to 160 tokens: the tensor cores bind. Accumulators of 2 x m64 x n160 leave room for nothing else, and more than
- * three widths make ptxas serialize the wgmma or spill.
+ * Entries of 65 to 160 tokens: the tensor cores bind. Accumulators of 2 x m64 x n160 leave room for nothing else, and
+ * more than three widths make ptxas serialize the wgmma or spill.
  */
 #include "backend/sm90/tile.cuh"
 
 using shape = tile_shape<160, 1, 4, 0>;
 
 #define TILE_KERNEL(name, l1, mx)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1)                                                     \
+    extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1)                                                      \
         name(const __grid_constant__ CUtensorMap rows64, const __grid_constant__ CUtensorMap rows8,                    \
              const __grid_constant__ mm_cuda_gemm_args args) {                                                         \
-        tile_kernel<l1, mx, shape, 128, 144, 160>(&rows64, &rows8, args);                           \
+        tile_kernel<l1, mx, shape, 128, 144, 160>(&rows64, &rows8, args);                                              \
     }
 
 TILE_KERNEL(mm_wide_l1_nvfp4, true, false)
