@@ -47,12 +47,12 @@ static megamoe_status probe(uint32_t ordinal, bool native) {
 
 static megamoe_status probe_portable(uint32_t ordinal) {
     megamoe_status status = probe(ordinal, false);
-    return status == MEGAMOE_OK ? status : mm_fail_in(status, "backend cuda-portable cannot run here");
+    return status == MEGAMOE_OK ? status : mm_fail_in(status, "backend cuda-portable");
 }
 
 static megamoe_status probe_native(uint32_t ordinal) {
     megamoe_status status = probe(ordinal, true);
-    return status == MEGAMOE_OK ? status : mm_fail_in(status, "backend sm90 cannot run here");
+    return status == MEGAMOE_OK ? status : mm_fail_in(status, "backend sm90");
 }
 
 /* ---- the device ----------------------------------------------------------------------------------------- */
