@@ -110,9 +110,9 @@ void mm_tensor_index_text(const mm_tensor *tensor, const uint8_t *byte, char *te
 }
 
 /* "has 2 NaN scales, the first (byte 0x7F) at [3, 2]" */
-static void finding_text(const mm_matrix *matrix, const mm_tensor *tensor, const mm_scan_finding *finding,
-                         char *text, size_t size) {
-    char where[96], value[32];
+static void finding_text(const mm_matrix *matrix, const mm_tensor *tensor, const mm_scan_finding *finding, char *text,
+                         size_t size) {
+    char where[96], value[32], counts[96];
     float f32;
     if (finding->first >= tensor->data && finding->first < tensor->data + tensor->bytes)
         mm_tensor_index_text(tensor, finding->first, where, sizeof where);
@@ -123,40 +123,45 @@ static void finding_text(const mm_matrix *matrix, const mm_tensor *tensor, const
         snprintf(value, sizeof value, "%g", (double)f32);
     else
         snprintf(value, sizeof value, "byte 0x%02X", *finding->first);
-    snprintf(text, size, "holds %" PRIu64 " NaN and %" PRIu64 " negative scales, the first (%s) at %s",
-             finding->nan_count, finding->negative_count, value, where);
+    if (finding->nan_count && finding->negative_count)
+        snprintf(counts, sizeof counts, "%" PRIu64 " NaN and %" PRIu64 " negative scales", finding->nan_count,
+                 finding->negative_count);
+    else
+        snprintf(counts, sizeof counts, "%" PRIu64 " %s", finding->nan_count + finding->negative_count,
+                 finding->nan_count ? "NaN scales" : "negative scales");
+    snprintf(text, size, "holds %s, the first (%s) at %s", counts, value, where);
 }
 
 static megamoe_status projection_scan(mm_reading *reading, const mm_matrix *matrix, const mm_tensor *tensor,
                                       bool repair, bool report, mm_anomalies *anomalies) {
     mm_scan_finding finding;
-    mm_anomaly_place place = {
-        .tensor = tensor->name, .layer = (int32_t)reading->layer, .expert = reading->expert};
+    mm_anomaly_place place = {.tensor = tensor->name, .layer = (int32_t)reading->layer, .expert = reading->expert};
     char text[256];
     mm_matrix_scan(matrix, repair, &finding);
     if (finding.repaired_count) {
         place.kind = "repaired-scale";
         place.remedy = "Ask the publisher for a file without NaN scales; the repaired values are a guess.";
-        MM_TRY(mm_anomalies_add(anomalies, &place,
-                                "%" PRIu64 " NaN scale bytes (0x7F) of %s are read as 448 (0x7E)",
+        MM_TRY(mm_anomalies_add(anomalies, &place, "%" PRIu64 " NaN scale bytes (0x7F) of %s are read as 448 (0x7E)",
                                 finding.repaired_count, tensor->name));
     }
     if (!finding.first) return MEGAMOE_OK;
     finding_text(matrix, tensor, &finding, text, sizeof text);
     place.is_error = true;
     place.kind = finding.nan_count ? "nan-scale" : "negative-scale";
-    if (!report) return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, place.kind, tensor, "%s", text);
-    place.remedy = finding.nan_count
-                       ? "Bytes 0x7F can be read as 448 with --repair-nan-scales; otherwise download the "
-                         "shard again or ask its publisher."
-                       : "Download the shard again or ask its publisher.";
-    return mm_anomalies_add(anomalies, &place, "%s: tensor %s %s",
-                            reading->tensors->shards[tensor->shard].path, tensor->name, text);
+    if (!report) /* 0xFF is left alone by the repair, and so is E8M0 */
+        return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, place.kind, tensor, "%s%s", text,
+                                 matrix->scale_dtype == MEGAMOE_E4M3 && *finding.first == 0x7Fu
+                                     ? "; --repair-nan-scales reads such bytes as 448"
+                                     : "");
+    place.remedy = finding.nan_count ? "Bytes 0x7F can be read as 448 with --repair-nan-scales; otherwise download the "
+                                       "shard again or ask its publisher."
+                                     : "Download the shard again or ask its publisher.";
+    return mm_anomalies_add(anomalies, &place, "%s: tensor %s %s", reading->tensors->shards[tensor->shard].path,
+                            tensor->name, text);
 }
 
-megamoe_status mm_expert_scan(mm_reading *reading, const mm_layer_tensors *layer, mm_place place,
-                              uint32_t expert, const mm_expert *weights, bool repair, bool report,
-                              mm_anomalies *anomalies) {
+megamoe_status mm_expert_scan(mm_reading *reading, const mm_layer_tensors *layer, mm_place place, uint32_t expert,
+                              const mm_expert *weights, bool repair, bool report, mm_anomalies *anomalies) {
     static const mm_projection projections[] = {MM_GATE, MM_UP, MM_DOWN};
     const mm_matrix *const matrices[] = {&weights->gate, &weights->up, &weights->down};
     megamoe_status status = MEGAMOE_OK;
