@@ -112,7 +112,7 @@ void mm_tensor_index_text(const mm_tensor *tensor, const uint8_t *byte, char *te
 /* "has 2 NaN scales, the first (byte 0x7F) at [3, 2]" */
 static void finding_text(const mm_matrix *matrix, const mm_tensor *tensor, const mm_scan_finding *finding, char *text,
                          size_t size) {
-    char where[96], value[32];
+    char where[96], value[32], counts[96];
     float f32;
     if (finding->first >= tensor->data && finding->first < tensor->data + tensor->bytes)
         mm_tensor_index_text(tensor, finding->first, where, sizeof where);
@@ -123,8 +123,13 @@ static void finding_text(const mm_matrix *matrix, const mm_tensor *tensor, const
         snprintf(value, sizeof value, "%g", (double)f32);
     else
         snprintf(value, sizeof value, "byte 0x%02X", *finding->first);
-    snprintf(text, size, "holds %" PRIu64 " NaN and %" PRIu64 " negative scales, the first (%s) at %s",
-             finding->nan_count, finding->negative_count, value, where);
+    if (finding->nan_count && finding->negative_count)
+        snprintf(counts, sizeof counts, "%" PRIu64 " NaN and %" PRIu64 " negative scales", finding->nan_count,
+                 finding->negative_count);
+    else
+        snprintf(counts, sizeof counts, "%" PRIu64 " %s", finding->nan_count + finding->negative_count,
+                 finding->nan_count ? "NaN scales" : "negative scales");
+    snprintf(text, size, "holds %s, the first (%s) at %s", counts, value, where);
 }
 
 static megamoe_status projection_scan(mm_reading *reading, const mm_matrix *matrix, const mm_tensor *tensor,
@@ -143,7 +148,11 @@ static megamoe_status projection_scan(mm_reading *reading, const mm_matrix *matr
     finding_text(matrix, tensor, &finding, text, sizeof text);
     place.is_error = true;
     place.kind = finding.nan_count ? "nan-scale" : "negative-scale";
-    if (!report) return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, place.kind, tensor, "%s", text);
+    if (!report) /* 0xFF is left alone by the repair, and so is E8M0 */
+        return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, place.kind, tensor, "%s%s", text,
+                                 matrix->scale_dtype == MEGAMOE_E4M3 && *finding.first == 0x7Fu
+                                     ? "; --repair-nan-scales reads such bytes as 448"
+                                     : "");
     place.remedy = finding.nan_count ? "Bytes 0x7F can be read as 448 with --repair-nan-scales; otherwise download the "
                                        "shard again or ask its publisher."
                                      : "Download the shard again or ask its publisher.";

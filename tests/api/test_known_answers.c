@@ -4,26 +4,37 @@
  */
 #include "api.h"
 
-/* One token of a single 6, through `expert` with weight `weight`; all 64 outputs must be `expected`. */
+/*
+ * Tokens of a single 6, through `expert` with weight `weight`; all 64 outputs of each must be `expected`. Few rows and
+ * many: they meet different kernels.
+ */
 static void expect_fx(const api_layer *l, const megamoe_layer_options *options, int32_t expert, float weight,
                       double expected, const char *what) {
-    uint16_t hidden[64] = {0};
-    megamoe_device *device = api_device(4);
+    enum { TOKENS = 40 };
+    static const uint32_t counts[] = {1, 3, 7, TOKENS};
+    uint16_t hidden[TOKENS * 64] = {0};
+    int32_t experts[TOKENS];
+    float weights[TOKENS];
+    megamoe_device *device = api_device(TOKENS);
     megamoe_layer *layer = api_create(device, l, options);
-    uint16_t *output;
-    hidden[0] = api_to_bf16(6.0f);
-    output = api_run(layer, &l->desc.shape, 1, hidden, &expert, &weight);
-    for (unsigned n = 0; n < 64; n++) {
-        double got = (double)api_from_bf16(output[n]);
-        if (!(fabs(got - expected) <= fabs(expected) / 256)) /* half an ulp of BF16, relative */
-            fail_msg("%s: output %u is %.9g instead of %.9g", what, n, got, expected);
+    for (unsigned t = 0; t < TOKENS; t++) {
+        hidden[64 * t] = api_to_bf16(6.0f);
+        experts[t] = expert;
+        weights[t] = weight;
+    }
+    for (unsigned i = 0; i < sizeof counts / sizeof *counts; i++) {
+        uint16_t *output = api_run(layer, &l->desc.shape, counts[i], hidden, experts, weights);
+        for (unsigned n = 0; n < 64 * counts[i]; n++) {
+            double got = (double)api_from_bf16(output[n]);
+            if (!(fabs(got - expected) <= fabs(expected) / 256)) /* half an ulp of BF16, relative */
+                fail_msg("%s: output %u of %u tokens is %.9g instead of %.9g", what, n, counts[i], got, expected);
+        }
     }
     megamoe_layer_close(layer);
     megamoe_device_close(device);
 }
 
-static void expect_both(const api_layer *l, int32_t expert, float weight, double w4a16, double w4a4,
-                        const char *what) {
+static void expect_both(const api_layer *l, int32_t expert, float weight, double w4a16, double w4a4, const char *what) {
     megamoe_layer_options bf16 = api_options(MEGAMOE_ACTIVATIONS_BF16);
     megamoe_layer_options nvfp4 = api_options(MEGAMOE_ACTIVATIONS_NVFP4);
     expect_fx(l, &bf16, expert, weight, w4a16, what);
@@ -100,35 +111,41 @@ static void clamped_swiglu(void **state) {
     (void)state;
 }
 
-/* A low nibble is the even element: 1 at k = 0, 6 at k = 1. */
+/* A low nibble is the even element: 1 at k = 0, 6 at k = 1; for few rows and for many. */
 static void nibble_order(void **state) {
-    for (unsigned k = 0; k < 2; k++) {
-        api_layer l = api_layer_fx();
-        megamoe_layer_options options = api_options(MEGAMOE_ACTIVATIONS_BF16);
-        megamoe_device *device = api_device(1);
-        megamoe_layer *layer;
-        float l1[128], weight = 1.0f;
-        uint16_t hidden[64] = {0}, output[64];
-        const int32_t expert = 0;
-        megamoe_stages stages = {.struct_size = sizeof stages, .l1 = l1};
+    enum { TOKENS = 40 };
+    float l1[TOKENS * 128], weights[TOKENS];
+    uint16_t hidden[TOKENS * 64] = {0}, output[TOKENS * 64];
+    int32_t experts[TOKENS] = {0};
+    api_layer l = api_layer_fx();
+    megamoe_layer_options options = api_options(MEGAMOE_ACTIVATIONS_BF16);
+    megamoe_device *device = api_device(TOKENS);
+    megamoe_layer *layer;
+    megamoe_stages stages = {.struct_size = sizeof stages, .l1 = l1};
+    l.codes[0][0] = 0x72;
+    l.globals[0][0] = 1.0f;
+    layer = api_create(device, &l, &options);
+    for (unsigned t = 0; t < TOKENS; t++) {
+        hidden[64 * t + t % 2] = api_to_bf16(6.0f);
+        weights[t] = 1.0f;
+    }
+    for (uint32_t count = 2; count <= TOKENS; count += 19) {
         megamoe_batch batch = {.struct_size = sizeof batch,
-                               .token_count = 1,
+                               .token_count = count,
                                .hidden = hidden,
                                .output = output,
-                               .expert_ids = &expert,
-                               .expert_weights = &weight};
+                               .expert_ids = experts,
+                               .expert_weights = weights};
         uint32_t written = 0;
-        l.codes[0][0] = 0x72;
-        l.globals[0][0] = 1.0f;
-        hidden[k] = api_to_bf16(6.0f);
-        layer = api_create(device, &l, &options);
         assert_ok(megamoe_layer_run_stages(layer, &batch, NULL, &stages, &written));
         assert_true(written & 1u << 5);
-        assert_true(l1[0] == (k == 0 ? 6.0f : 36.0f));
-        assert_true(l1[1] == 6.0f); /* another row, untouched by it */
-        megamoe_layer_close(layer);
-        megamoe_device_close(device);
+        for (unsigned t = 0; t < count; t++) {
+            assert_true(l1[128 * t] == (t % 2 == 0 ? 6.0f : 36.0f));
+            assert_true(l1[128 * t + 1] == 6.0f); /* another row, untouched by it */
+        }
     }
+    megamoe_layer_close(layer);
+    megamoe_device_close(device);
     (void)state;
 }
 
@@ -143,8 +160,7 @@ static void static_scale_is_the_maximum(void **state) {
     float globals[1], weight = 1.0f;
     uint16_t hidden[64], output[64];
     const int32_t expert = 0;
-    megamoe_stages stages = {
-        .struct_size = sizeof stages, .x_codes = codes, .x_scales = scales, .x_globals = globals};
+    megamoe_stages stages = {.struct_size = sizeof stages, .x_codes = codes, .x_scales = scales, .x_globals = globals};
     megamoe_batch batch = {.struct_size = sizeof batch,
                            .token_count = 1,
                            .hidden = hidden,

@@ -106,7 +106,12 @@ class Scales(Refusals):
 
     def test_b2_nan_scale_is_refused_with_its_place(self):
         self.nan_scale(0).write(self.path("ckpt"))
-        self.attempt("ckpt", ids=[[1]], names=["experts.1.down_proj.weight_scale", "[3, 2]"], status="CORRUPT_FILE")
+        self.attempt(
+            "ckpt",
+            ids=[[1]],
+            names=["experts.1.down_proj.weight_scale holds 1 NaN scales", "[3, 2]", "--repair-nan-scales"],
+            status="CORRUPT_FILE",
+        )
         self.command("inspect", "ckpt", "--scan", "--html", "page.html")
         kinds = {a["kind"]: a for a in self.json("inspect", "ckpt", "--scan")["anomalies"]}
         self.assertIn("nan-scale", kinds)

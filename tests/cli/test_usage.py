@@ -56,7 +56,8 @@ class Typing(Case):
         self.refused("check", "x", "--layer", "99999999999", names=["99999999999"])
         self.refused("check", "x", "--experts", "4:2", names=["--experts", "4:2"])
         self.refused("bench", "--shape", "tiny", "--tokens", "1,x", names=["--tokens", "1,x"])
-        self.refused("bench", "--shape", "tiny", "--tokens", "0", names=["--tokens"])
+        self.refused("bench", "--shape", "tiny", "--tokens", "0", names=["--tokens", "commas"])
+        self.refused("check", "x", "--tokens", "0", names=["--tokens takes a positive number"])
         self.refused("synth", "--shape", "H=64,I=64,E=4", "out", names=["lacks K"])
         self.refused("synth", "--shape", "H=63,I=64,E=4,K=2", "out", names=["H=63", "16"])
         self.refused("synth", "--shape", "H=64,I=64,E=4,K=9", "out", names=["K=9", "E=4"])
@@ -80,6 +81,12 @@ class Typing(Case):
         self.refused("bench", names=["--shape"])
         self.refused("check", "x", "--input", "y", names=["--layer"])
         self.refused("check", "x", "--against", "y", names=["--layer", "--input"])
+
+    def test_environment(self):
+        fx.FX().write(self.path("ckpt"))
+        self.refused("check", "ckpt", env={"MEGAMOE_ISA": "sse2"}, names=["MEGAMOE_ISA", "sse2", "avx2"])
+        for text in ("all", "2x", "-1", ""):
+            self.refused("check", "ckpt", env={"MEGAMOE_THREADS": text}, names=["MEGAMOE_THREADS", f"'{text}'"])
 
     def test_backend_from_the_environment(self):
         self.refused("doctor", env={"MEGAMOE_BACKEND": "abacus"}, names=["MEGAMOE_BACKEND", "abacus"])

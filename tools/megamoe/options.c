@@ -270,7 +270,10 @@ unsigned cli_parse_list(const char *text, const char *option, uint32_t *numbers,
         if (!*at) return count;
         if (*at != ',') break;
     }
-    cli_fail("--%s takes positive numbers separated by commas (at most %u), not '%s'.", option, capacity, text);
+    if (capacity == 1)
+        cli_fail("--%s takes a positive number, not '%s'.", option, text);
+    else
+        cli_fail("--%s takes positive numbers separated by commas (at most %u), not '%s'.", option, capacity, text);
     return 0;
 }
 

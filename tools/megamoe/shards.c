@@ -34,7 +34,7 @@ int cli_output_begin(const char *path, cli_output_directory *directory) {
     directory->path = cli_format("%.*s", (int)length, path);
     directory->temporary = cli_format("%.*s.partial-%ld", (int)length, path, (long)getpid());
     if (mkdir(directory->temporary, 0777) == 0) return CLI_GOOD;
-    int result = cli_fail("%s cannot be created: %s.", directory->temporary, strerror(errno));
+    int result = cli_fail("%s cannot be created: %s.", directory->path, strerror(errno));
     free(directory->path);
     free(directory->temporary);
     *directory = (cli_output_directory){0};

@@ -23,6 +23,13 @@ static megamoe_status check_isa(void) {
                : MEGAMOE_OK;
 }
 
+/* Likewise, text that is no number would silently mean all cores. */
+static megamoe_status check_threads(void) {
+    const char *text = getenv("MEGAMOE_THREADS");
+    if (!text || (*text && strspn(text, "0123456789") == strlen(text))) return MEGAMOE_OK;
+    return mm_fail(MEGAMOE_INVALID_ARGUMENT, "MEGAMOE_THREADS is '%s'; it must be a whole number", text);
+}
+
 static void close_device(mm_backend_state *state) {
     if (!state) return;
     mm_cpu_scratch_free(&state->scratch);
@@ -35,6 +42,7 @@ static megamoe_status open_device(const megamoe_device_options *options, mm_back
     uint32_t count = mm_kernels_levels(levels);
     mm_backend_state *state;
     MM_TRY(check_isa());
+    MM_TRY(check_threads());
     state = aligned_alloc(64, sizeof *state);
     if (!state) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a CPU device");
     memset(state, 0, sizeof *state);
