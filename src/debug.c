@@ -29,8 +29,7 @@ static void report(const megamoe_device_options *options, const char *stage, con
                    const uint16_t *halves, size_t count) {
     summary s = {0};
     char line[160];
-    for (size_t i = 0; i < count; i++)
-        add(&s, floats ? (double)floats[i] : (double)mm_bf16_to_f32(halves[i]));
+    for (size_t i = 0; i < count; i++) add(&s, floats ? (double)floats[i] : (double)mm_bf16_to_f32(halves[i]));
     snprintf(line, sizeof line, "  %-8s rms %.6g  max %.6g  nonfinite %llu of %llu", stage,
              sqrt(s.square_sum / (double)(s.count > s.nonfinite ? s.count - s.nonfinite : 1)), s.largest,
              (unsigned long long)s.nonfinite, (unsigned long long)s.count);
@@ -43,9 +42,8 @@ static double seconds_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-megamoe_status mm_debug_run(const mm_backend *backend, mm_backend_layer *layer,
-                            const mm_layer_weights *weights, const megamoe_batch *batch,
-                            const megamoe_device_options *options) {
+megamoe_status mm_debug_run(const mm_backend *backend, mm_backend_layer *layer, const mm_layer_weights *weights,
+                            const megamoe_batch *batch, const megamoe_device_options *options) {
     size_t tokens = batch->token_count, hidden = weights->shape.hidden, inner = weights->shape.intermediate;
     size_t pairs = tokens * weights->shape.experts_per_token;
     megamoe_stages stages = {.struct_size = sizeof stages};
@@ -56,13 +54,12 @@ megamoe_status mm_debug_run(const mm_backend *backend, mm_backend_layer *layer,
     stages.l2 = malloc((pairs * hidden + 1) * sizeof(float));
     stages.output = malloc((tokens * hidden + 1) * sizeof(uint16_t));
     double start = seconds_now();
-    megamoe_status status =
-        !stages.l1 || !stages.h || !stages.l2 || !stages.output
-            ? mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for the stages of %zu tokens", tokens)
-            : backend->run(layer, batch, NULL, &stages, &written, NULL);
+    megamoe_status status = !stages.l1 || !stages.h || !stages.l2 || !stages.output
+                                ? mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for the stages of %zu tokens", tokens)
+                                : backend->run(layer, batch, NULL, &stages, &written, NULL);
     if (status == MEGAMOE_OK) {
-        snprintf(line, sizeof line, "%s ran %zu tokens in %.3f ms, with every stage written out",
-                 backend->name, tokens, 1e3 * (seconds_now() - start));
+        snprintf(line, sizeof line, "%s ran %zu tokens in %.3f ms, with every stage written out", backend->name, tokens,
+                 1e3 * (seconds_now() - start));
         options->log(options->log_context, 0, line);
         if (written & MM_STAGE_L1) report(options, "l1", stages.l1, NULL, pairs * 2 * inner);
         if (written & MM_STAGE_H) report(options, "h", NULL, stages.h, pairs * inner);

@@ -6,8 +6,7 @@
 
 /* As backend->run, and then one line per stage to the log: root mean square, largest value, how many are not
  * finite. */
-megamoe_status mm_debug_run(const mm_backend *backend, mm_backend_layer *layer,
-                            const mm_layer_weights *weights, const megamoe_batch *batch,
-                            const megamoe_device_options *options);
+megamoe_status mm_debug_run(const mm_backend *backend, mm_backend_layer *layer, const mm_layer_weights *weights,
+                            const megamoe_batch *batch, const megamoe_device_options *options);
 
 #endif

@@ -24,8 +24,7 @@ megamoe_status mm_fail_in(megamoe_status status, const char *format, ...) {
     used = vsnprintf(sentence, sizeof sentence, format, arguments);
     va_end(arguments);
     if (used >= 0 && (size_t)used < sizeof sentence)
-        snprintf(sentence + used, sizeof sentence - (size_t)used, ": %.*s", (int)sizeof detail - used - 3,
-                 detail);
+        snprintf(sentence + used, sizeof sentence - (size_t)used, ": %.*s", (int)sizeof detail - used - 3, detail);
     return status;
 }
 

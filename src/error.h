@@ -9,14 +9,13 @@
 megamoe_status mm_fail(megamoe_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Puts `context` and ": " before the sentence of a failure, and returns status as it is. */
-megamoe_status mm_fail_in(megamoe_status status, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+megamoe_status mm_fail_in(megamoe_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Returns from the enclosing function if the call failed. */
-#define MM_TRY(call)                                                                                         \
-    do {                                                                                                     \
-        megamoe_status mm_try_status = (call);                                                               \
-        if (mm_try_status != MEGAMOE_OK) return mm_try_status;                                               \
+#define MM_TRY(call)                                                                                                   \
+    do {                                                                                                               \
+        megamoe_status mm_try_status = (call);                                                                         \
+        if (mm_try_status != MEGAMOE_OK) return mm_try_status;                                                         \
     } while (0)
 
 #endif

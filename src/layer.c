@@ -13,15 +13,13 @@
 
 static megamoe_status check_numbers(const megamoe_shape *s) {
     if (!(s->swiglu_limit >= 0.0f) || isinf(s->swiglu_limit))
-        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL,
-                       "swiglu_limit is %g; it must be 0 (no clamp) or a positive number",
+        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL, "swiglu_limit is %g; it must be 0 (no clamp) or a positive number",
                        (double)s->swiglu_limit);
     if (!isfinite(s->swiglu_alpha) || !isfinite(s->swiglu_beta))
-        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL, "swiglu alpha %g and beta %g must be finite",
-                       (double)s->swiglu_alpha, (double)s->swiglu_beta);
+        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL, "swiglu alpha %g and beta %g must be finite", (double)s->swiglu_alpha,
+                       (double)s->swiglu_beta);
     if (!isfinite(s->routed_scale) || s->routed_scale < 0.0f)
-        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL,
-                       "the routed scaling factor is %g; it must be a positive number",
+        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL, "the routed scaling factor is %g; it must be a positive number",
                        (double)s->routed_scale);
     return MEGAMOE_OK;
 }
@@ -30,17 +28,14 @@ static megamoe_status check_groups(const megamoe_shape *s) {
     if (s->group_count <= 1) return MEGAMOE_OK;
     if (s->score != MEGAMOE_SIGMOID)
         return mm_fail(MEGAMOE_UNSUPPORTED_MODEL,
-                       "group-limited routing (%u groups) is defined for sigmoid scores only",
-                       s->group_count);
-    if (s->expert_count % s->group_count != 0 || s->groups_per_token == 0 ||
-        s->groups_per_token > s->group_count)
+                       "group-limited routing (%u groups) is defined for sigmoid scores only", s->group_count);
+    if (s->expert_count % s->group_count != 0 || s->groups_per_token == 0 || s->groups_per_token > s->group_count)
         return mm_fail(MEGAMOE_UNSUPPORTED_MODEL,
-                       "%u experts in %u groups with %u groups per token do not fit together",
-                       s->expert_count, s->group_count, s->groups_per_token);
+                       "%u experts in %u groups with %u groups per token do not fit together", s->expert_count,
+                       s->group_count, s->groups_per_token);
     if (s->experts_per_token > s->expert_count / s->group_count * s->groups_per_token)
-        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL,
-                       "%u experts per token do not fit in %u groups of %u experts", s->experts_per_token,
-                       s->groups_per_token, s->expert_count / s->group_count);
+        return mm_fail(MEGAMOE_UNSUPPORTED_MODEL, "%u experts per token do not fit in %u groups of %u experts",
+                       s->experts_per_token, s->groups_per_token, s->expert_count / s->group_count);
     return MEGAMOE_OK;
 }
 
@@ -56,8 +51,7 @@ megamoe_status mm_shape_complete(megamoe_shape *s) {
         s->experts_per_token > s->expert_count)
         return mm_fail(MEGAMOE_UNSUPPORTED_MODEL, "%u experts per token of %u experts; it can be 1 to %u",
                        s->experts_per_token, s->expert_count,
-                       s->expert_count < MM_EXPERTS_PER_TOKEN_MAX ? s->expert_count
-                                                                  : MM_EXPERTS_PER_TOKEN_MAX);
+                       s->expert_count < MM_EXPERTS_PER_TOKEN_MAX ? s->expert_count : MM_EXPERTS_PER_TOKEN_MAX);
     if (s->score == 0) s->score = MEGAMOE_SQRTSOFTPLUS;
     if (s->score < MEGAMOE_SQRTSOFTPLUS || s->score > MEGAMOE_TOPK_SOFTMAX)
         return mm_fail(MEGAMOE_UNSUPPORTED_MODEL, "there is no router score %d", (int)s->score);
@@ -71,8 +65,7 @@ megamoe_status mm_shape_complete(megamoe_shape *s) {
 /* ---- global scales of nvfp4 activations ---- */
 
 /* How many of the present experts have a usable scale, and the first ones that have none, as words. */
-static uint32_t count_usable(const float *scales, uint32_t first, uint32_t count, char *missing,
-                             size_t room) {
+static uint32_t count_usable(const float *scales, uint32_t first, uint32_t count, char *missing, size_t room) {
     uint32_t usable = 0, listed = 0;
     size_t used = 0;
     missing[0] = '\0';
@@ -92,9 +85,8 @@ static uint32_t count_usable(const float *scales, uint32_t first, uint32_t count
  * AUTO is static if every expert has a usable scale and `fallback` if none has; when only some have, guessing
  * for the others would give garbage on some prompts only, so that is refused.
  */
-static megamoe_status decide_global(const char *what, const char *option, const char *alternatives,
-                                    const float *scales, uint32_t first, uint32_t count,
-                                    megamoe_global fallback, megamoe_global *mode) {
+static megamoe_status decide_global(const char *what, const char *option, const char *alternatives, const float *scales,
+                                    uint32_t first, uint32_t count, megamoe_global fallback, megamoe_global *mode) {
     char missing[128];
     uint32_t usable;
     if (*mode != MEGAMOE_GLOBAL_AUTO && *mode != MEGAMOE_GLOBAL_STATIC) return MEGAMOE_OK;
@@ -107,11 +99,10 @@ static megamoe_status decide_global(const char *what, const char *option, const 
         *mode = fallback;
         return MEGAMOE_OK;
     }
-    return mm_fail(
-        MEGAMOE_CORRUPT_FILE,
-        "nvfp4 activations need a finite, positive %s input_scale of every expert, and %u of %u have none: "
-        "experts %s; use %s %s, or --activations bf16",
-        what, count - usable, count, missing, option, alternatives);
+    return mm_fail(MEGAMOE_CORRUPT_FILE,
+                   "nvfp4 activations need a finite, positive %s input_scale of every expert, and %u of %u have none: "
+                   "experts %s; use %s %s, or --activations bf16",
+                   what, count - usable, count, missing, option, alternatives);
 }
 
 /* The maximum over the experts of the layer, and over a shared expert that is staged with them. */
@@ -131,19 +122,17 @@ static bool is_four_bit(const mm_expert *e) {
     return e->down.format == MM_NVFP4 || e->down.format == MM_MXFP4;
 }
 
-static megamoe_status decide_activations(const mm_backend *backend, const megamoe_layer_options *options,
-                                         bool declared, const scales *s, mm_layer_weights *w) {
+static megamoe_status decide_activations(const mm_backend *backend, const megamoe_layer_options *options, bool declared,
+                                         const scales *s, mm_layer_weights *w) {
     w->activations = options->activations;
     if (w->activations == MEGAMOE_ACTIVATIONS_AUTO)
-        w->activations =
-            backend->native_nvfp4 && declared ? MEGAMOE_ACTIVATIONS_NVFP4 : MEGAMOE_ACTIVATIONS_BF16;
+        w->activations = backend->native_nvfp4 && declared ? MEGAMOE_ACTIVATIONS_NVFP4 : MEGAMOE_ACTIVATIONS_BF16;
     w->input_mode = options->input_global;
     w->intermediate_mode = options->intermediate_global;
     w->input_global = 1.0f;
     if (w->activations == MEGAMOE_ACTIVATIONS_BF16) return MEGAMOE_OK;
     if (w->intermediate_mode == MEGAMOE_GLOBAL_TOKEN)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT,
-                       "the intermediate global scale can be static or unit, not token");
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "the intermediate global scale can be static or unit, not token");
     MM_TRY(decide_global("gate and up", "--input-global", "token or unit", s->input, s->first, s->count,
                          MEGAMOE_GLOBAL_TOKEN, &w->input_mode));
     MM_TRY(decide_global("down", "--intermediate-global", "unit", s->intermediate, s->first, s->count,
@@ -153,8 +142,7 @@ static megamoe_status decide_activations(const mm_backend *backend, const megamo
         return mm_fail(MEGAMOE_CORRUPT_FILE,
                        "the shared expert has no usable down input_scale while the routed experts "
                        "have; use --intermediate-global unit, or --activations bf16");
-    if (w->input_mode == MEGAMOE_GLOBAL_STATIC)
-        w->input_global = largest_scale(s->input, s->count, w->shared);
+    if (w->input_mode == MEGAMOE_GLOBAL_STATIC) w->input_global = largest_scale(s->input, s->count, w->shared);
     return MEGAMOE_OK;
 }
 
@@ -167,16 +155,15 @@ static mm_swiglu swiglu_of(const megamoe_shape *shape, bool clamped) {
                        .relu2 = shape->not_gated};
 }
 
-static megamoe_status finish(const mm_backend *backend, const megamoe_layer_options *options,
-                             uint32_t expert_first, bool declared, const scales *s, mm_layer_parts *parts) {
+static megamoe_status finish(const mm_backend *backend, const megamoe_layer_options *options, uint32_t expert_first,
+                             bool declared, const scales *s, mm_layer_parts *parts) {
     mm_layer_weights *w = &parts->weights;
     w->swiglu = swiglu_of(&w->shape, true);
     w->shared_swiglu = swiglu_of(&w->shape, !options->shared_unclamped);
     w->routing_weight_before = options->routing_weight_before;
     MM_TRY(decide_activations(backend, options, declared, s, w));
     parts->local_index = malloc(w->shape.expert_count * sizeof *parts->local_index);
-    if (!parts->local_index)
-        return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %u experts", w->shape.expert_count);
+    if (!parts->local_index) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %u experts", w->shape.expert_count);
     for (uint32_t e = 0; e < w->shape.expert_count; e++)
         parts->local_index[e] = e - expert_first < w->expert_count ? (int32_t)(e - expert_first) : -1;
     w->local_index = parts->local_index;
@@ -192,35 +179,30 @@ void mm_layer_parts_free(mm_layer_parts *parts) {
     memset(parts, 0, sizeof *parts);
 }
 
-megamoe_status mm_layer_from_checkpoint(const mm_backend *backend, const megamoe_checkpoint *checkpoint,
-                                        uint32_t layer, const megamoe_layer_options *options,
-                                        const megamoe_device_options *device, mm_layer_parts *parts) {
-    const mm_load_report report = {options->progress, options->progress_context, device->log,
-                                   device->log_context};
+megamoe_status mm_layer_from_checkpoint(const mm_backend *backend, const megamoe_checkpoint *checkpoint, uint32_t layer,
+                                        const megamoe_layer_options *options, const megamoe_device_options *device,
+                                        mm_layer_parts *parts) {
+    const mm_load_report report = {options->progress, options->progress_context, device->log, device->log_context};
     mm_layer_source *source = &parts->source;
     mm_layer_weights *w = &parts->weights;
-    MM_TRY(mm_checkpoint_read_layer(checkpoint, layer, options->expert_first, options->expert_count, &report,
-                                    source));
+    MM_TRY(mm_checkpoint_read_layer(checkpoint, layer, options->expert_first, options->expert_count, &report, source));
     w->shape = source->shape;
     MM_TRY(mm_shape_complete(&w->shape));
     w->experts = source->experts;
     w->expert_count = source->expert_count;
     w->shared = source->shared;
     w->router = source->router;
-    scales s = {source->input_scales, source->intermediate_scales, source->present_first,
-                source->present_count};
+    scales s = {source->input_scales, source->intermediate_scales, source->present_first, source->present_count};
     return finish(backend, options, source->expert_first, source->declares_nvfp4_activations, &s, parts);
 }
 
 /* The stacked experts [expert_count, ...] of the caller, cut into matrices, with their activations' scales
  * beside. */
-static megamoe_status cut_experts(const mm_memory *memory, const megamoe_layer_desc *desc,
-                                  mm_layer_parts *parts, float *input, float *intermediate) {
+static megamoe_status cut_experts(const mm_memory *memory, const megamoe_layer_desc *desc, mm_layer_parts *parts,
+                                  float *input, float *intermediate) {
     const mm_projections routed = {&desc->gate, &desc->up, &desc->down, {"gate", "up", "down"}};
-    const mm_projections shared = {&desc->shared_gate,
-                                   &desc->shared_up,
-                                   &desc->shared_down,
-                                   {"shared_gate", "shared_up", "shared_down"}};
+    const mm_projections shared = {
+        &desc->shared_gate, &desc->shared_up, &desc->shared_down, {"shared_gate", "shared_up", "shared_down"}};
     mm_layer_weights *w = &parts->weights;
     for (uint32_t e = 0; e < w->expert_count; e++) {
         MM_TRY(mm_expert_from_tensors(memory, &routed, &w->shape, w->expert_count, e, &parts->experts[e]));
@@ -241,8 +223,7 @@ megamoe_status mm_layer_from_tensors(const mm_memory *memory, const megamoe_laye
     megamoe_status status;
     w->shape = desc->shape;
     MM_TRY(mm_shape_complete(&w->shape));
-    if (desc->up.codes.rank != 3 || desc->up.codes.extent[0] <= 0 ||
-        desc->up.codes.extent[0] > w->shape.expert_count)
+    if (desc->up.codes.rank != 3 || desc->up.codes.extent[0] <= 0 || desc->up.codes.extent[0] > w->shape.expert_count)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "up codes must be [experts, N, K] with 1 to %u experts",
                        w->shape.expert_count);
     w->expert_count = (uint32_t)desc->up.codes.extent[0];

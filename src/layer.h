@@ -25,9 +25,9 @@ typedef struct mm_memory {
     mm_backend_state *state;
 } mm_memory;
 
-megamoe_status mm_layer_from_checkpoint(const mm_backend *backend, const megamoe_checkpoint *checkpoint,
-                                        uint32_t layer, const megamoe_layer_options *options,
-                                        const megamoe_device_options *device, mm_layer_parts *parts);
+megamoe_status mm_layer_from_checkpoint(const mm_backend *backend, const megamoe_checkpoint *checkpoint, uint32_t layer,
+                                        const megamoe_layer_options *options, const megamoe_device_options *device,
+                                        mm_layer_parts *parts);
 megamoe_status mm_layer_from_tensors(const mm_memory *memory, const megamoe_layer_desc *desc,
                                      const megamoe_layer_options *options, mm_layer_parts *parts);
 void mm_layer_parts_free(mm_layer_parts *parts);

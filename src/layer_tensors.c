@@ -47,19 +47,18 @@ megamoe_status mm_tensor_check(const megamoe_tensor *t, const char *name, uint32
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s has %u dimensions instead of %u", name, t->rank, rank);
     for (uint32_t d = 0; d < rank; d++)
         if (t->extent[d] < 0 || t->stride[d] < 0)
-            return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s has extent %lld and stride %lld in dimension %u",
-                           name, (long long)t->extent[d], (long long)t->stride[d], d);
+            return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s has extent %lld and stride %lld in dimension %u", name,
+                           (long long)t->extent[d], (long long)t->stride[d], d);
     if (rank > 0 && t->dtype != MEGAMOE_E2M1X2 && t->stride[rank - 1] > 1)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s has stride %lld in its last dimension instead of 1",
-                       name, (long long)t->stride[rank - 1]);
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s has stride %lld in its last dimension instead of 1", name,
+                       (long long)t->stride[rank - 1]);
     return MEGAMOE_OK;
 }
 
-static megamoe_status expect_extents(const megamoe_tensor *t, const char *name, uint32_t leading,
-                                     uint64_t rows, uint64_t columns) {
+static megamoe_status expect_extents(const megamoe_tensor *t, const char *name, uint32_t leading, uint64_t rows,
+                                     uint64_t columns) {
     uint32_t d = leading ? 1 : 0;
-    if ((leading && t->extent[0] != leading) || (uint64_t)t->extent[d] != rows ||
-        (uint64_t)t->extent[d + 1] != columns)
+    if ((leading && t->extent[0] != leading) || (uint64_t)t->extent[d] != rows || (uint64_t)t->extent[d + 1] != columns)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT,
                        "%s ends in [%lld, %lld] instead of [%llu, %llu], or has not %u experts", name,
                        (long long)t->extent[d], (long long)t->extent[d + 1], (unsigned long long)rows,
@@ -96,8 +95,8 @@ static megamoe_status decide_format(const stack *s, mm_matrix *m) {
     else if (packed || codes->dtype == MEGAMOE_E2M1X2)
         m->format = scales->dtype == MEGAMOE_E4M3 ? MM_NVFP4 : MM_MXFP4;
     else
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s have dtype %d; they can be E2M1X2, U8, I8, BF16 or E4M3",
-                       name, (int)codes->dtype);
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s have dtype %d; they can be E2M1X2, U8, I8, BF16 or E4M3", name,
+                       (int)codes->dtype);
     return MEGAMOE_OK;
 }
 
@@ -130,18 +129,17 @@ static megamoe_status decide_scales(const stack *s, mm_matrix *m) {
         return decide_blocks(s, m);
     }
     if (m->format == MM_MXFP4 && scales->dtype != MEGAMOE_E8M0 && scales->dtype != MEGAMOE_U8)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s of E2M1 codes must be E4M3 (NVFP4) or E8M0 (MXFP4)",
-                       name);
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s of E2M1 codes must be E4M3 (NVFP4) or E8M0 (MXFP4)", name);
     if (m->format == MM_MXFP4) m->scale_dtype = MEGAMOE_E8M0;
     if (s->columns % group != 0)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s: K = %u is not a multiple of the group of %u", name,
-                       s->columns, group);
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s: K = %u is not a multiple of the group of %u", name, s->columns,
+                       group);
     return expect_extents(scales, name, s->expert_count, s->rows, s->columns / group);
 }
 
 /* Reads element e of a scalar tensor [E], [1] or []; absent: `missing`. */
-static megamoe_status read_scalar(const mm_memory *memory, const megamoe_tensor *t, const char *name,
-                                  uint32_t e, float missing, float *value) {
+static megamoe_status read_scalar(const mm_memory *memory, const megamoe_tensor *t, const char *name, uint32_t e,
+                                  float missing, float *value) {
     const uint8_t *at = t->data;
     *value = missing;
     if (!at) return MEGAMOE_OK;
@@ -166,10 +164,8 @@ static megamoe_status attach_bias(const stack *s, uint32_t e, mm_matrix *m) {
     if (!bias->data) return MEGAMOE_OK;
     snprintf(name, sizeof name, "%s bias", s->name);
     MM_TRY(mm_tensor_check(bias, name, s->expert_count ? 2 : 1));
-    if ((bias->dtype != MEGAMOE_BF16 && bias->dtype != MEGAMOE_F32) ||
-        bias->extent[bias->rank - 1] != s->rows)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s must be BF16 or F32 with %u elements per expert", name,
-                       s->rows);
+    if ((bias->dtype != MEGAMOE_BF16 && bias->dtype != MEGAMOE_F32) || bias->extent[bias->rank - 1] != s->rows)
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s must be BF16 or F32 with %u elements per expert", name, s->rows);
     m->bias = (const uint8_t *)bias->data + (s->expert_count ? e * mm_tensor_pitch(bias, 0) : 0);
     m->bias_dtype = bias->dtype;
     m->bias_stride = dtype_bits(bias->dtype) / 8;
@@ -185,8 +181,7 @@ static megamoe_status cut_matrix(const mm_memory *memory, const stack *s, uint32
     MM_TRY(decide_scales(s, &made));
     made.codes = (const uint8_t *)p->codes.data + (s->expert_count ? e * mm_tensor_pitch(&p->codes, 0) : 0);
     if (made.format != MM_BF16)
-        made.scales =
-            (const uint8_t *)p->scales.data + (s->expert_count ? e * mm_tensor_pitch(&p->scales, 0) : 0);
+        made.scales = (const uint8_t *)p->scales.data + (s->expert_count ? e * mm_tensor_pitch(&p->scales, 0) : 0);
     if (made.format == MM_NVFP4 && !p->global.data)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT,
                        "%s has NVFP4 weights and no global scale; it is never assumed to be 1", s->name);
@@ -195,16 +190,14 @@ static megamoe_status cut_matrix(const mm_memory *memory, const stack *s, uint32
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s of expert %u has global scale %g", s->name, e,
                        (double)made.global);
     MM_TRY(read_scalar(memory, &p->input_global, "an input global scale", e, NAN, input_global));
-    if (!(*input_global >= 1.17549435e-38f) || isinf(*input_global))
-        *input_global = NAN; /* zero, denormal, negative */
+    if (!(*input_global >= 1.17549435e-38f) || isinf(*input_global)) *input_global = NAN; /* zero, denormal, negative */
     MM_TRY(attach_bias(s, e, &made));
     *m = made;
     return MEGAMOE_OK;
 }
 
-megamoe_status mm_expert_from_tensors(const mm_memory *memory, const mm_projections *p,
-                                      const megamoe_shape *shape, uint32_t expert_count, uint32_t e,
-                                      mm_expert *expert) {
+megamoe_status mm_expert_from_tensors(const mm_memory *memory, const mm_projections *p, const megamoe_shape *shape,
+                                      uint32_t expert_count, uint32_t e, mm_expert *expert) {
     stack gate = {p->gate, p->names[0], expert_count, shape->intermediate, shape->hidden};
     stack up = {p->up, p->names[1], expert_count, shape->intermediate, shape->hidden};
     stack down = {p->down, p->names[2], expert_count, shape->hidden, shape->intermediate};
@@ -222,8 +215,7 @@ megamoe_status mm_expert_from_tensors(const mm_memory *memory, const mm_projecti
 
 /* ---- the router ---- */
 
-static megamoe_status read_array(const mm_memory *memory, const megamoe_tensor *t, size_t bytes,
-                                 void **copy) {
+static megamoe_status read_array(const mm_memory *memory, const megamoe_tensor *t, size_t bytes, void **copy) {
     *copy = malloc(bytes ? bytes : 1);
     if (!*copy) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %zu bytes of router tables", bytes);
     if (memory->backend->read) return memory->backend->read(memory->state, *copy, t->data, bytes);
@@ -231,8 +223,8 @@ static megamoe_status read_array(const mm_memory *memory, const megamoe_tensor *
     return MEGAMOE_OK;
 }
 
-static megamoe_status read_hash_table(const mm_memory *memory, const megamoe_tensor *t,
-                                      const megamoe_shape *shape, int32_t **table) {
+static megamoe_status read_hash_table(const mm_memory *memory, const megamoe_tensor *t, const megamoe_shape *shape,
+                                      int32_t **table) {
     size_t count = (size_t)t->extent[0] * shape->experts_per_token;
     void *raw;
     MM_TRY(read_array(memory, t, count * (size_t)(dtype_bits(t->dtype) / 8), &raw));
@@ -250,8 +242,8 @@ static megamoe_status read_hash_table(const mm_memory *memory, const megamoe_ten
     return *table ? MEGAMOE_OK : mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for the hash table");
 }
 
-megamoe_status mm_router_from_tensors(const mm_memory *memory, const megamoe_layer_desc *desc,
-                                      mm_router *router, float **bias, int32_t **token_experts) {
+megamoe_status mm_router_from_tensors(const mm_memory *memory, const megamoe_layer_desc *desc, mm_router *router,
+                                      float **bias, int32_t **token_experts) {
     const megamoe_tensor *weight = &desc->router_weight, *b = &desc->router_bias, *t = &desc->token_experts;
     const megamoe_shape *shape = &desc->shape;
     if (!weight->data) return MEGAMOE_OK;
@@ -284,14 +276,12 @@ megamoe_status mm_router_from_tensors(const mm_memory *memory, const megamoe_lay
 }
 
 megamoe_status mm_matrix_from_projection(const mm_memory *memory, const megamoe_projection *projection,
-                                         const char *name, uint32_t expert_count, uint32_t e,
-                                         mm_matrix *matrix) {
+                                         const char *name, uint32_t expert_count, uint32_t e, mm_matrix *matrix) {
     const megamoe_tensor *codes = &projection->codes;
     bool packed = codes->dtype == MEGAMOE_U8 || codes->dtype == MEGAMOE_I8;
     float ignored;
     if (codes->rank != 3)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s must be [groups, N, K] and has %u dimensions", name,
-                       codes->rank);
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s must be [groups, N, K] and has %u dimensions", name, codes->rank);
     stack s = {projection, name, expert_count, (uint32_t)codes->extent[1],
                (uint32_t)codes->extent[2] * (packed ? 2u : 1u)};
     return cut_matrix(memory, &s, e, matrix, &ignored);

@@ -14,8 +14,8 @@ struct megamoe_device {
     mm_backend_state *state;
     megamoe_device_options options;
     uint64_t copied_bytes; /* of its layers: weights whose layout allows no use in place */
-    bool zero_output; /* MEGA_MOE_STATIC=1 */
-    bool debug;       /* MEGAMOE_DEBUG=1, and there is a log to write to */
+    bool zero_output;      /* MEGA_MOE_STATIC=1 */
+    bool debug;            /* MEGAMOE_DEBUG=1, and there is a log to write to */
 };
 
 struct megamoe_layer {
@@ -33,12 +33,11 @@ const char *megamoe_version(void) {
 }
 
 /* A caller compiled against another version of a struct is refused rather than misread. */
-#define CHECK_SIZE(options, type)                                                                            \
-    do {                                                                                                     \
-        if ((options)->struct_size != sizeof(type))                                                          \
-            return mm_fail(MEGAMOE_INVALID_ARGUMENT,                                                         \
-                           "struct_size of " #type " is %zu, and this library knows %zu",                    \
-                           (options)->struct_size, sizeof(type));                                            \
+#define CHECK_SIZE(options, type)                                                                                      \
+    do {                                                                                                               \
+        if ((options)->struct_size != sizeof(type))                                                                    \
+            return mm_fail(MEGAMOE_INVALID_ARGUMENT, "struct_size of " #type " is %zu, and this library knows %zu",    \
+                           (options)->struct_size, sizeof(type));                                                      \
     } while (0)
 
 static megamoe_status need(const void *pointer, const char *name) {
@@ -128,8 +127,7 @@ megamoe_status megamoe_device_measure(megamoe_device *device, megamoe_limits *li
     MM_TRY(need(limits, "limits"));
     CHECK_SIZE(limits, megamoe_limits);
     if (!device->backend->measure)
-        return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE, "the %s backend has no limits to measure",
-                       device->backend->name);
+        return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE, "the %s backend has no limits to measure", device->backend->name);
     return device->backend->measure(device->state, limits);
 }
 
@@ -141,15 +139,14 @@ static megamoe_status check_layer_options(const megamoe_layer_options *options) 
         options->intermediate_global > MEGAMOE_GLOBAL_UNIT)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT,
                        "activations %d, input_global %d, intermediate_global %d: one is unknown",
-                       (int)options->activations, (int)options->input_global,
-                       (int)options->intermediate_global);
+                       (int)options->activations, (int)options->input_global, (int)options->intermediate_global);
     return MEGAMOE_OK;
 }
 
 static const megamoe_layer_options default_layer_options = {.struct_size = sizeof(megamoe_layer_options)};
 
-megamoe_status megamoe_layer_load(megamoe_device *device, const megamoe_checkpoint *checkpoint,
-                                  uint32_t index, const megamoe_layer_options *options, megamoe_layer **out) {
+megamoe_status megamoe_layer_load(megamoe_device *device, const megamoe_checkpoint *checkpoint, uint32_t index,
+                                  const megamoe_layer_options *options, megamoe_layer **out) {
     megamoe_layer *layer;
     megamoe_status status;
     MM_TRY(need(device, "device"));
@@ -161,11 +158,9 @@ megamoe_status megamoe_layer_load(megamoe_device *device, const megamoe_checkpoi
     if (!layer) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a layer");
     layer->device = device;
     layer->checkpoint = checkpoint;
-    status = mm_layer_from_checkpoint(device->backend, checkpoint, index, options, &device->options,
-                                      &layer->parts);
+    status = mm_layer_from_checkpoint(device->backend, checkpoint, index, options, &device->options, &layer->parts);
     if (status == MEGAMOE_OK)
-        status = device->backend->layer_create(device->state, &layer->parts.weights, false, options,
-                                               &layer->state);
+        status = device->backend->layer_create(device->state, &layer->parts.weights, false, options, &layer->state);
     if (status != MEGAMOE_OK) {
         megamoe_layer_close(layer);
         return status;
@@ -191,8 +186,8 @@ megamoe_status megamoe_layer_create(megamoe_device *device, const megamoe_layer_
     const mm_memory memory = {device->backend, device->state};
     status = mm_layer_from_tensors(&memory, desc, options, &layer->parts);
     if (status == MEGAMOE_OK)
-        status = device->backend->layer_create(device->state, &layer->parts.weights,
-                                               !device->backend->host_memory, options, &layer->state);
+        status = device->backend->layer_create(device->state, &layer->parts.weights, !device->backend->host_memory,
+                                               options, &layer->state);
     if (status != MEGAMOE_OK) {
         megamoe_layer_close(layer);
         return status;
@@ -250,11 +245,9 @@ static megamoe_status check_hidden(const megamoe_layer *layer, megamoe_batch *ba
     if (batch->expert_ids && !batch->expert_weights)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "expert_ids without expert_weights");
     if (!batch->expert_ids && !layer->parts.weights.router.weight)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT,
-                       "this layer has no router, so the caller must give expert_ids");
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "this layer has no router, so the caller must give expert_ids");
     if (!batch->expert_ids && shape->hash_routed && !batch->token_ids && batch->token_count > 0)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT,
-                       "this layer routes by token id, so the batch needs token_ids");
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "this layer routes by token id, so the batch needs token_ids");
     return MEGAMOE_OK;
 }
 
@@ -267,15 +260,13 @@ static megamoe_status check_routing(const megamoe_layer *layer, const megamoe_ba
         for (uint32_t k = 0; k < k_count; k++) {
             int32_t id = batch->expert_ids[(size_t)t * k_count + k];
             if (id < -1 || id >= (int32_t)w->shape.expert_count)
-                return mm_fail(MEGAMOE_INVALID_ARGUMENT,
-                               "token %u, slot %u has expert id %d; ids are 0 to %u, or -1", t, k, id,
-                               w->shape.expert_count - 1);
+                return mm_fail(MEGAMOE_INVALID_ARGUMENT, "token %u, slot %u has expert id %d; ids are 0 to %u, or -1",
+                               t, k, id, w->shape.expert_count - 1);
         }
     for (uint32_t t = 0; t < batch->token_count && !batch->expert_ids && w->shape.hash_routed; t++)
         if (batch->token_ids[t] < 0 || (uint32_t)batch->token_ids[t] >= w->router.vocabulary)
-            return mm_fail(MEGAMOE_INVALID_ARGUMENT,
-                           "token %u has id %d, outside the hash table of %u tokens", t, batch->token_ids[t],
-                           w->router.vocabulary);
+            return mm_fail(MEGAMOE_INVALID_ARGUMENT, "token %u has id %d, outside the hash table of %u tokens", t,
+                           batch->token_ids[t], w->router.vocabulary);
     return MEGAMOE_OK;
 }
 
@@ -294,8 +285,7 @@ static megamoe_status check_output(const megamoe_layer *layer, const megamoe_bat
  * first. */
 static megamoe_status check_files(const megamoe_layer *layer) {
     if (!layer->checkpoint) return MEGAMOE_OK;
-    return mm_checkpoint_unchanged(layer->checkpoint, layer->parts.source.shards,
-                                   layer->parts.source.shard_count);
+    return mm_checkpoint_unchanged(layer->checkpoint, layer->parts.source.shards, layer->parts.source.shard_count);
 }
 
 megamoe_status megamoe_layer_route(megamoe_layer *layer, const megamoe_batch *batch, int32_t *expert_ids,
@@ -323,8 +313,7 @@ megamoe_status megamoe_layer_run(megamoe_layer *layer, const megamoe_batch *batc
     MM_TRY(check_routing(layer, &checked));
     MM_TRY(check_files(layer));
     if (layer->device->zero_output && layer->device->backend->host_memory) {
-        memset(checked.output, 0,
-               (size_t)checked.token_count * layer->parts.weights.shape.hidden * sizeof(uint16_t));
+        memset(checked.output, 0, (size_t)checked.token_count * layer->parts.weights.shape.hidden * sizeof(uint16_t));
         return MEGAMOE_OK;
     }
     if (layer->device->debug)
@@ -333,9 +322,8 @@ megamoe_status megamoe_layer_run(megamoe_layer *layer, const megamoe_batch *batc
     return layer->device->backend->run(layer->state, &checked, NULL, NULL, NULL, stream);
 }
 
-megamoe_status megamoe_layer_run_stages(megamoe_layer *layer, const megamoe_batch *batch,
-                                        const megamoe_stages *given, const megamoe_stages *stages,
-                                        uint32_t *written) {
+megamoe_status megamoe_layer_run_stages(megamoe_layer *layer, const megamoe_batch *batch, const megamoe_stages *given,
+                                        const megamoe_stages *stages, uint32_t *written) {
     megamoe_batch checked;
     MM_TRY(need(layer, "layer"));
     MM_TRY(need(batch, "batch"));
@@ -353,8 +341,7 @@ megamoe_status megamoe_layer_run_stages(megamoe_layer *layer, const megamoe_batc
     return layer->device->backend->run(layer->state, &checked, given, stages, written, NULL);
 }
 
-megamoe_status megamoe_layer_counters(megamoe_layer *layer, megamoe_counters *counters,
-                                      uint64_t *tokens_per_expert) {
+megamoe_status megamoe_layer_counters(megamoe_layer *layer, megamoe_counters *counters, uint64_t *tokens_per_expert) {
     MM_TRY(need(layer, "layer"));
     MM_TRY(need(counters, "counters"));
     CHECK_SIZE(counters, megamoe_counters);
@@ -368,8 +355,8 @@ static megamoe_status check_matrix(const megamoe_tensor *t, const char *name, in
     MM_TRY(need(t, name));
     MM_TRY(mm_tensor_check(t, name, 2));
     if (t->dtype != first && t->dtype != second)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s has dtype %d instead of %d or %d", name, (int)t->dtype,
-                       (int)first, (int)second);
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s has dtype %d instead of %d or %d", name, (int)t->dtype, (int)first,
+                       (int)second);
     if (t->extent[0] != rows || t->extent[1] != columns)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s is [%lld, %lld] instead of [%lld, %lld]", name,
                        (long long)t->extent[0], (long long)t->extent[1], (long long)rows, (long long)columns);
@@ -383,27 +370,24 @@ static megamoe_status check_matrix(const megamoe_tensor *t, const char *name, in
 static megamoe_status check_globals(const megamoe_tensor *t, int64_t rows) {
     MM_TRY(mm_tensor_check(t, "globals", 1));
     if (t->dtype != MEGAMOE_F32 || (t->extent[0] != rows && t->extent[0] != 1) || t->stride[0] > 1)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "globals must be contiguous F32 [%lld] or [1]",
-                       (long long)rows);
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "globals must be contiguous F32 [%lld] or [1]", (long long)rows);
     return MEGAMOE_OK;
 }
 
 static megamoe_status no_stage(const megamoe_device *device, const char *stage) {
-    return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE, "the %s backend has no stage of its own to %s",
-                   device->backend->name, stage);
+    return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE, "the %s backend has no stage of its own to %s", device->backend->name,
+                   stage);
 }
 
 megamoe_status megamoe_quantize(megamoe_device *device, const megamoe_tensor *values, const float *global,
-                                megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals,
-                                void *stream) {
+                                megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals, void *stream) {
     MM_TRY(need(device, "device"));
     MM_TRY(need(values, "values"));
     MM_TRY(mm_tensor_check(values, "values", 2));
     int64_t rows = values->extent[0], columns = values->extent[1];
     MM_TRY(check_matrix(values, "values", rows, columns, MEGAMOE_BF16, MEGAMOE_F32));
     if (columns % 16 != 0)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "rows of %lld values are not whole blocks of 16",
-                       (long long)columns);
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "rows of %lld values are not whole blocks of 16", (long long)columns);
     MM_TRY(check_matrix(codes, "codes", rows, columns, MEGAMOE_E2M1X2, MEGAMOE_E2M1X2));
     MM_TRY(check_matrix(scales, "scales", rows, columns / 16, MEGAMOE_E4M3, MEGAMOE_E4M3));
     MM_TRY(need(globals, "globals"));
@@ -417,18 +401,16 @@ megamoe_status megamoe_quantize(megamoe_device *device, const megamoe_tensor *va
     return device->backend->quantize(device->state, values, global, codes, scales, globals, stream);
 }
 
-megamoe_status megamoe_dequantize(megamoe_device *device, const megamoe_tensor *codes,
-                                  const megamoe_tensor *scales, const megamoe_tensor *globals,
-                                  megamoe_tensor *values, void *stream) {
+megamoe_status megamoe_dequantize(megamoe_device *device, const megamoe_tensor *codes, const megamoe_tensor *scales,
+                                  const megamoe_tensor *globals, megamoe_tensor *values, void *stream) {
     MM_TRY(need(device, "device"));
     MM_TRY(need(codes, "codes"));
     MM_TRY(need(scales, "scales"));
     MM_TRY(mm_tensor_check(codes, "codes", 2));
-    int64_t rows = codes->extent[0], columns = codes->extent[1],
-            group = scales->dtype == MEGAMOE_E8M0 ? 32 : 16;
+    int64_t rows = codes->extent[0], columns = codes->extent[1], group = scales->dtype == MEGAMOE_E8M0 ? 32 : 16;
     if (columns % group != 0)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "rows of %lld values are not whole groups of %lld",
-                       (long long)columns, (long long)group);
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "rows of %lld values are not whole groups of %lld", (long long)columns,
+                       (long long)group);
     MM_TRY(check_matrix(codes, "codes", rows, columns, MEGAMOE_E2M1X2, MEGAMOE_E2M1X2));
     MM_TRY(check_matrix(scales, "scales", rows, columns / group, MEGAMOE_E4M3, MEGAMOE_E8M0));
     MM_TRY(check_matrix(values, "values", rows, columns, MEGAMOE_BF16, MEGAMOE_F32));
@@ -444,8 +426,8 @@ static megamoe_status check_offsets(const megamoe_device *device, const int32_t 
     int32_t before = 0;
     for (uint32_t g = 0; g < count && device->backend->host_memory; g++) {
         if (offsets[g] < before || offsets[g] > rows)
-            return mm_fail(MEGAMOE_INVALID_ARGUMENT, "group %u ends at row %d, after %d, of %lld rows", g,
-                           offsets[g], before, (long long)rows);
+            return mm_fail(MEGAMOE_INVALID_ARGUMENT, "group %u ends at row %d, after %d, of %lld rows", g, offsets[g],
+                           before, (long long)rows);
         before = offsets[g];
     }
     return MEGAMOE_OK;
@@ -469,16 +451,15 @@ megamoe_status megamoe_grouped_gemm(megamoe_device *device, const megamoe_tensor
     for (uint32_t g = 0; g < group_count && status == MEGAMOE_OK; g++)
         status = mm_matrix_from_projection(&memory, weights, "weights", group_count, g, &matrices[g]);
     int64_t count = rows->extent[0], columns = (int64_t)matrices[0].columns;
-    if (status == MEGAMOE_OK)
-        status = check_matrix(rows, "rows", count, columns, MEGAMOE_BF16, MEGAMOE_E2M1X2);
+    if (status == MEGAMOE_OK) status = check_matrix(rows, "rows", count, columns, MEGAMOE_BF16, MEGAMOE_E2M1X2);
     if (status == MEGAMOE_OK && rows->dtype == MEGAMOE_E2M1X2)
         status = check_matrix(row_scales, "row_scales", count, columns / 16, MEGAMOE_E4M3, MEGAMOE_E4M3);
     if (status == MEGAMOE_OK)
         status = check_matrix(output, "output", count, (int64_t)matrices[0].rows, MEGAMOE_F32, MEGAMOE_BF16);
     if (status == MEGAMOE_OK) status = check_offsets(device, offsets, group_count, count);
     if (status == MEGAMOE_OK)
-        status = device->backend->grouped_gemm(device->state, rows, row_scales, matrices, offsets,
-                                               group_count, output, stream);
+        status = device->backend->grouped_gemm(device->state, rows, row_scales, matrices, offsets, group_count, output,
+                                               stream);
     free(matrices);
     return status;
 }

@@ -21,12 +21,10 @@ typedef enum mm_format {
 
 /* One weight matrix [rows = N, columns = K]. W[n][k] = value(codes, n, k) * scale(n, k) * global. */
 typedef struct mm_matrix {
-    const uint8_t *codes; /* row n begins at codes + n * row_bytes; NULL: this matrix is absent */
-    const uint8_t
-        *scales;      /* NVFP4, MXFP4: row n at scales + n * scale_row_bytes; FP8: block row n / block_rows */
-    const void *bias; /* [rows], or NULL; added after the global scale */
-    uint64_t row_bytes, scale_row_bytes,
-        bias_stride; /* bytes; interleaved gate/up rows have doubled pitches */
+    const uint8_t *codes;  /* row n begins at codes + n * row_bytes; NULL: this matrix is absent */
+    const uint8_t *scales; /* NVFP4, MXFP4: row n at scales + n * scale_row_bytes; FP8: block row n / block_rows */
+    const void *bias;      /* [rows], or NULL; added after the global scale */
+    uint64_t row_bytes, scale_row_bytes, bias_stride; /* bytes; interleaved gate/up rows have doubled pitches */
     uint32_t rows, columns;
     mm_format format;
     megamoe_dtype scale_dtype;          /* E4M3, E8M0 or F32 */
@@ -36,18 +34,16 @@ typedef struct mm_matrix {
 } mm_matrix;
 
 typedef struct mm_expert {
-    mm_matrix gate, up,
-        down;           /* gate [I, H], up [I, H], down [H, I]; gate absent when the layer is not gated */
-    float input_global; /* the larger of gate's and up's input_scale; NaN: missing or unusable */
+    mm_matrix gate, up, down;  /* gate [I, H], up [I, H], down [H, I]; gate absent when the layer is not gated */
+    float input_global;        /* the larger of gate's and up's input_scale; NaN: missing or unusable */
     float intermediate_global; /* down's input_scale; NaN: missing or unusable */
 } mm_expert;
 
 typedef struct mm_router {
-    const void *weight;         /* [E, H], or NULL: the caller routes */
-    megamoe_dtype weight_dtype; /* BF16 or F32 */
-    const float *bias;          /* [E] or NULL; host memory aligned for float (copied if the file is not) */
-    const int32_t
-        *token_experts; /* [vocabulary, K] for hash-routed layers, else NULL; every entry is below E */
+    const void *weight;           /* [E, H], or NULL: the caller routes */
+    megamoe_dtype weight_dtype;   /* BF16 or F32 */
+    const float *bias;            /* [E] or NULL; host memory aligned for float (copied if the file is not) */
+    const int32_t *token_experts; /* [vocabulary, K] for hash-routed layers, else NULL; every entry is below E */
     uint32_t vocabulary;
 } mm_router;
 
@@ -58,7 +54,7 @@ typedef struct mm_layer_weights {
     megamoe_activations activations;  /* BF16 or NVFP4 */
     megamoe_global input_mode;        /* nvfp4: STATIC, TOKEN or UNIT */
     megamoe_global intermediate_mode; /* nvfp4: STATIC or UNIT */
-    float input_global; /* STATIC: maximum over gate and up of ALL experts of the layer; UNIT: 1 */
+    float input_global;               /* STATIC: maximum over gate and up of ALL experts of the layer; UNIT: 1 */
     bool routing_weight_before;
     const mm_expert *experts; /* [expert_count] loaded on this rank */
     uint32_t expert_count;
@@ -67,7 +63,7 @@ typedef struct mm_layer_weights {
     mm_router router;
 } mm_layer_weights;
 
-const char *mm_format_name(mm_format format);      /* "nvfp4", "mxfp4", "bf16", "fp8" */
+const char *mm_format_name(mm_format format); /* "nvfp4", "mxfp4", "bf16", "fp8" */
 uint64_t mm_scale_bytes(const mm_matrix *matrix);
 uint64_t mm_matrix_bytes(const mm_matrix *matrix); /* codes and scales */
 

@@ -135,8 +135,7 @@ typedef struct megamoe_checkpoint_options {
  * header, offset and name, and maps the files. Reads no tensor data but scalars. options may be NULL.
  * A file without MoE layers opens too: its tensors can be read by name.
  */
-MEGAMOE_API megamoe_status megamoe_checkpoint_open(const char *path,
-                                                   const megamoe_checkpoint_options *options,
+MEGAMOE_API megamoe_status megamoe_checkpoint_open(const char *path, const megamoe_checkpoint_options *options,
                                                    megamoe_checkpoint **checkpoint);
 /* After the layers loaded from it. */
 MEGAMOE_API void megamoe_checkpoint_close(megamoe_checkpoint *checkpoint);
@@ -194,8 +193,7 @@ typedef struct megamoe_named_tensor {
     megamoe_tensor tensor; /* host memory, contiguous */
 } megamoe_named_tensor;
 /* Writes one .safetensors file under another name beside it and renames it: readers see all or nothing. */
-MEGAMOE_API megamoe_status megamoe_tensors_write(const char *path, const megamoe_named_tensor *tensors,
-                                                 uint32_t count);
+MEGAMOE_API megamoe_status megamoe_tensors_write(const char *path, const megamoe_named_tensor *tensors, uint32_t count);
 
 /* ---- device ----------------------------------------------------------------------------------------- */
 
@@ -247,8 +245,7 @@ typedef struct megamoe_device megamoe_device;
 
 /* OK if the backend can run here; otherwise UNSUPPORTED_DEVICE and a sentence that says what is missing. */
 MEGAMOE_API megamoe_status megamoe_device_probe(megamoe_backend backend, uint32_t ordinal);
-MEGAMOE_API megamoe_status megamoe_device_open(const megamoe_device_options *options,
-                                               megamoe_device **device);
+MEGAMOE_API megamoe_status megamoe_device_open(const megamoe_device_options *options, megamoe_device **device);
 MEGAMOE_API const char *megamoe_device_describe(const megamoe_device *device); /* "cpu (avx512, 2 threads)" */
 MEGAMOE_API const char *megamoe_device_backend(const megamoe_device *device);  /* "cpu", "sm90", ... */
 MEGAMOE_API const char *megamoe_device_isa(const megamoe_device *device);      /* "avx2", ..., "sm_90a" */
@@ -267,8 +264,7 @@ MEGAMOE_API megamoe_status megamoe_device_measure(megamoe_device *device, megamo
  * Host memory the device holds now, in bytes, beyond mapped checkpoints: scratch, and its layers' copies of
  * transposed stacks (docs/formats.md, "Stacks"); and device memory.
  */
-MEGAMOE_API void megamoe_device_memory(const megamoe_device *device, uint64_t *host_bytes,
-                                       uint64_t *device_bytes);
+MEGAMOE_API void megamoe_device_memory(const megamoe_device *device, uint64_t *host_bytes, uint64_t *device_bytes);
 
 /* ---- layer ------------------------------------------------------------------------------------------ */
 
@@ -277,8 +273,8 @@ typedef struct megamoe_layer_options {
     megamoe_activations activations;
     megamoe_global input_global, intermediate_global; /* nvfp4 activations only */
     bool routing_weight_before;                       /* weight h instead of the result of L2 */
-    bool shared_unclamped;               /* no swiglu_limit on the shared expert (the first V4 release) */
-    uint32_t expert_first, expert_count; /* to load; count 0: all this rank owns and the file has */
+    bool shared_unclamped;                            /* no swiglu_limit on the shared expert (the first V4 release) */
+    uint32_t expert_first, expert_count;              /* to load; count 0: all this rank owns and the file has */
     /* Bytes read from the checkpoint; then, on a GPU, from 0 again, bytes brought there. false cancels. */
     bool (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_context;
@@ -299,9 +295,9 @@ MEGAMOE_API megamoe_status megamoe_layer_load(megamoe_device *device, const mega
  * sm100's scales.
  */
 typedef struct megamoe_projection {
-    megamoe_tensor codes;  /* E2M1X2 (or U8/I8: bytes, two values each) [E, N, K]; BF16 or E4M3: [E, N, K] */
-    megamoe_tensor scales; /* E4M3 [E, N, K/16]; E8M0 [E, N, K/32]; block scales of FP8: E8M0 or F32 */
-    megamoe_tensor global; /* F32 [E] or [1]: W = code * scale * global; absent: 1 (never for NVFP4) */
+    megamoe_tensor codes;        /* E2M1X2 (or U8/I8: bytes, two values each) [E, N, K]; BF16 or E4M3: [E, N, K] */
+    megamoe_tensor scales;       /* E4M3 [E, N, K/16]; E8M0 [E, N, K/32]; block scales of FP8: E8M0 or F32 */
+    megamoe_tensor global;       /* F32 [E] or [1]: W = code * scale * global; absent: 1 (never for NVFP4) */
     megamoe_tensor input_global; /* F32 [E] or [1], optional */
     megamoe_tensor bias;         /* BF16 or F32 [E, N], optional */
 } megamoe_projection;
@@ -312,9 +308,9 @@ typedef struct megamoe_layer_desc {
     megamoe_shape shape;
     megamoe_projection gate, up, down; /* gate and up may be halves of one stacked tensor, by stride */
     megamoe_projection shared_gate, shared_up, shared_down; /* optional; extent without E */
-    megamoe_tensor router_weight; /* BF16 or F32 [E, H]; optional: the caller may route */
-    megamoe_tensor router_bias;   /* F32 [E], optional */
-    megamoe_tensor token_experts; /* I32 or I64 [vocabulary, K], hash-routed layers */
+    megamoe_tensor router_weight;                           /* BF16 or F32 [E, H]; optional: the caller may route */
+    megamoe_tensor router_bias;                             /* F32 [E], optional */
+    megamoe_tensor token_experts;                           /* I32 or I64 [vocabulary, K], hash-routed layers */
 } megamoe_layer_desc;
 MEGAMOE_API megamoe_status megamoe_layer_create(megamoe_device *device, const megamoe_layer_desc *desc,
                                                 const megamoe_layer_options *options, megamoe_layer **out);
@@ -332,8 +328,8 @@ typedef struct megamoe_batch {
 } megamoe_batch;
 
 /* The router alone: writes [token_count, K] ids and weights; hidden and token_ids are read from the batch. */
-MEGAMOE_API megamoe_status megamoe_layer_route(megamoe_layer *layer, const megamoe_batch *batch,
-                                               int32_t *expert_ids, float *expert_weights, void *stream);
+MEGAMOE_API megamoe_status megamoe_layer_route(megamoe_layer *layer, const megamoe_batch *batch, int32_t *expert_ids,
+                                               float *expert_weights, void *stream);
 
 /* The whole layer. Allocates nothing; on a GPU it enqueues on `stream` and waits for nothing. */
 MEGAMOE_API megamoe_status megamoe_layer_run(megamoe_layer *layer, const megamoe_batch *batch, void *stream);
@@ -407,9 +403,9 @@ MEGAMOE_API void megamoe_layer_close(megamoe_layer *layer);
  * values: BF16 or F32 [R, K]. codes: E2M1X2 [R, K]; scales: E4M3 [R, K/16]; globals: F32 [R], written.
  * global: one host value for all rows, or NULL: per token (amax / 2688).
  */
-MEGAMOE_API megamoe_status megamoe_quantize(megamoe_device *device, const megamoe_tensor *values,
-                                            const float *global, megamoe_tensor *codes,
-                                            megamoe_tensor *scales, megamoe_tensor *globals, void *stream);
+MEGAMOE_API megamoe_status megamoe_quantize(megamoe_device *device, const megamoe_tensor *values, const float *global,
+                                            megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals,
+                                            void *stream);
 /*
  * The inverse: values F32 or BF16 [R, K]; scales E4M3 [R, K/16] or E8M0 [R, K/32]; globals F32 [R], [1] or
  * NULL.
@@ -424,9 +420,9 @@ MEGAMOE_API megamoe_status megamoe_dequantize(megamoe_device *device, const mega
  * allowed. output: F32 or BF16 [R, N]. The weights' global scales are applied.
  */
 MEGAMOE_API megamoe_status megamoe_grouped_gemm(megamoe_device *device, const megamoe_tensor *rows,
-                                                const megamoe_tensor *row_scales,
-                                                const megamoe_projection *weights, const int32_t *offsets,
-                                                uint32_t group_count, megamoe_tensor *output, void *stream);
+                                                const megamoe_tensor *row_scales, const megamoe_projection *weights,
+                                                const int32_t *offsets, uint32_t group_count, megamoe_tensor *output,
+                                                void *stream);
 
 #ifdef __cplusplus
 }

@@ -39,9 +39,8 @@ typedef struct mm_backend {
      * layer (megamoe.c owns them). weights_on_device: codes, scales, biases and router are device pointers.
      * Sizes all scratch for max_tokens. progress may be NULL.
      */
-    megamoe_status (*layer_create)(mm_backend_state *state, const mm_layer_weights *weights,
-                                   bool weights_on_device, const megamoe_layer_options *options,
-                                   mm_backend_layer **layer);
+    megamoe_status (*layer_create)(mm_backend_state *state, const mm_layer_weights *weights, bool weights_on_device,
+                                   const megamoe_layer_options *options, mm_backend_layer **layer);
     void (*layer_close)(mm_backend_layer *layer);
 
     /* batch->hidden_dtype is never 0. Writes ids (-1 for an unrouted token) and weights, [T, K]. */
@@ -50,20 +49,16 @@ typedef struct mm_backend {
     /* given, stages, written: as megamoe_layer_run_stages, or all NULL for a plain run. */
     megamoe_status (*run)(mm_backend_layer *layer, const megamoe_batch *batch, const megamoe_stages *given,
                           const megamoe_stages *stages, uint32_t *written, void *stream);
-    megamoe_status (*counters)(mm_backend_layer *layer, megamoe_counters *counters,
-                               uint64_t *tokens_per_expert);
+    megamoe_status (*counters)(mm_backend_layer *layer, megamoe_counters *counters, uint64_t *tokens_per_expert);
 
     /* Single stages; shapes and dtypes are checked, tensors are contiguous. NULL: this backend has none. */
     megamoe_status (*quantize)(mm_backend_state *state, const megamoe_tensor *values, const float *global,
-                               megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals,
-                               void *stream);
-    megamoe_status (*dequantize)(mm_backend_state *state, const megamoe_tensor *codes,
-                                 const megamoe_tensor *scales, const megamoe_tensor *globals,
-                                 megamoe_tensor *values, void *stream);
+                               megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals, void *stream);
+    megamoe_status (*dequantize)(mm_backend_state *state, const megamoe_tensor *codes, const megamoe_tensor *scales,
+                                 const megamoe_tensor *globals, megamoe_tensor *values, void *stream);
     megamoe_status (*grouped_gemm)(mm_backend_state *state, const megamoe_tensor *rows,
-                                   const megamoe_tensor *row_scales,
-                                   const mm_matrix *matrices /* [group_count] */, const int32_t *offsets,
-                                   uint32_t group_count, megamoe_tensor *output, void *stream);
+                                   const megamoe_tensor *row_scales, const mm_matrix *matrices /* [group_count] */,
+                                   const int32_t *offsets, uint32_t group_count, megamoe_tensor *output, void *stream);
 } mm_backend;
 
 /* Bits of `written` in megamoe_layer_run_stages, in the order of the fields of megamoe_stages. */

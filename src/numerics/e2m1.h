@@ -9,8 +9,7 @@
 MM_HD float mm_e2m1_to_f32(unsigned code) {
     unsigned exponent = code >> 1 & 3u, mantissa = code & 1u;
     /* exponent 0 is subnormal: 0 or 0.5; otherwise (2 + mantissa) * 2^(exponent - 2) */
-    float magnitude =
-        exponent == 0 ? 0.5f * (float)mantissa : (float)((2u + mantissa) << (exponent - 1)) * 0.5f;
+    float magnitude = exponent == 0 ? 0.5f * (float)mantissa : (float)((2u + mantissa) << (exponent - 1)) * 0.5f;
     return code & 8u ? -magnitude : magnitude;
 }
 
@@ -22,8 +21,7 @@ MM_HD float mm_e2m1_to_f32(unsigned code) {
 MM_HD unsigned mm_e2m1_from_f32(float value) {
     float a = fabsf(value);
     unsigned magnitude = (unsigned)(a > 0.25f) + (unsigned)(a >= 0.75f) + (unsigned)(a > 1.25f) +
-                         (unsigned)(a >= 1.75f) + (unsigned)(a > 2.5f) + (unsigned)(a >= 3.5f) +
-                         (unsigned)(a > 5.0f);
+                         (unsigned)(a >= 1.75f) + (unsigned)(a > 2.5f) + (unsigned)(a >= 3.5f) + (unsigned)(a > 5.0f);
     if (value != value) return 0;
     return magnitude | mm_f32_bits(value) >> 31 << 3;
 }

@@ -47,8 +47,7 @@ MM_HD mm_nvfp4_block_report mm_nvfp4_block_quantize(const float *values, float g
     *scale = (uint8_t)mm_e4m3_from_f32(target);
     step = mm_e4m3_to_f32(*scale) * g;
     for (unsigned i = 0; i < MM_NVFP4_BLOCK; i += 2)
-        codes[i / 2] =
-            (uint8_t)(mm_e2m1_from_f32(values[i] / step) | mm_e2m1_from_f32(values[i + 1] / step) << 4);
+        codes[i / 2] = (uint8_t)(mm_e2m1_from_f32(values[i] / step) | mm_e2m1_from_f32(values[i + 1] / step) << 4);
     return report;
 }
 

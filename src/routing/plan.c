@@ -26,8 +26,7 @@ void mm_plan_free(mm_plan *plan) {
 
 void mm_plan_build(mm_plan *plan, const int32_t *ids, uint32_t pair_count, const int32_t *local_index,
                    uint32_t expert_count, uint32_t loaded_count, mm_plan_counts *counts) {
-    uint32_t *ends =
-        plan->offsets + 1; /* first the counts, then where each expert's next row goes, at last its end */
+    uint32_t *ends = plan->offsets + 1; /* first the counts, then where each expert's next row goes, at last its end */
     uint32_t begin = 0;
     memset(plan->offsets, 0, ((size_t)loaded_count + 1) * sizeof *plan->offsets);
     for (uint32_t p = 0; p < pair_count; p++) {

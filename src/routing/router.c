@@ -43,8 +43,7 @@ static float score(megamoe_score kind, float z) {
 }
 
 /* DeepSeek and GLM: scores element by element; the bias takes part in the choice and never in a weight. */
-static void choose_by_score(const megamoe_shape *shape, const mm_router *router, const float *logits,
-                            int32_t *ids) {
+static void choose_by_score(const megamoe_shape *shape, const mm_router *router, const float *logits, int32_t *ids) {
     float keys[MM_EXPERTS_MAX];
     bool allowed[MM_EXPERTS_MAX];
     bool limited = shape->group_count > 1;
@@ -56,20 +55,18 @@ static void choose_by_score(const megamoe_shape *shape, const mm_router *router,
 
 /* Qwen: the softmax is monotone, so the choice is made on the logits and ties of rounded probabilities cannot
  * matter. */
-static void weigh_by_softmax(const megamoe_shape *shape, const float *logits, float largest,
-                             const int32_t *ids, float *weights) {
+static void weigh_by_softmax(const megamoe_shape *shape, const float *logits, float largest, const int32_t *ids,
+                             float *weights) {
     float total = 0.0f;
     for (uint32_t e = 0; e < shape->expert_count; e++) total += mm_score_exp(logits[e], largest);
-    for (uint32_t k = 0; k < shape->experts_per_token; k++)
-        weights[k] = mm_score_exp(logits[ids[k]], largest) / total;
+    for (uint32_t k = 0; k < shape->experts_per_token; k++) weights[k] = mm_score_exp(logits[ids[k]], largest) / total;
 }
 
 /* Mixtral, gpt-oss: the router's bias belongs to its linear layer, hence to the logits and to the weights. */
-static void choose_then_softmax(const megamoe_shape *shape, const mm_router *router, const float *logits,
-                                int32_t *ids, float *weights) {
+static void choose_then_softmax(const megamoe_shape *shape, const mm_router *router, const float *logits, int32_t *ids,
+                                float *weights) {
     float keys[MM_EXPERTS_MAX], total = 0.0f;
-    for (uint32_t e = 0; e < shape->expert_count; e++)
-        keys[e] = logits[e] + (router->bias ? router->bias[e] : 0.0f);
+    for (uint32_t e = 0; e < shape->expert_count; e++) keys[e] = logits[e] + (router->bias ? router->bias[e] : 0.0f);
     choose_largest(keys, shape->expert_count, NULL, shape->experts_per_token, ids);
     for (uint32_t k = 0; k < shape->experts_per_token; k++)
         total += weights[k] = mm_score_exp(keys[ids[k]], keys[ids[0]]);
@@ -88,8 +85,8 @@ static bool finish_weights(const megamoe_shape *shape, float *weights) {
     return true;
 }
 
-void mm_router_choose(const megamoe_shape *shape, const mm_router *router, const float *logits,
-                      int32_t token_id, int32_t *ids, float *weights, mm_router_counts *counts) {
+void mm_router_choose(const megamoe_shape *shape, const mm_router *router, const float *logits, int32_t token_id,
+                      int32_t *ids, float *weights, mm_router_counts *counts) {
     float largest = -INFINITY;
     bool routed = true;
     for (uint32_t e = 0; e < shape->expert_count; e++) {
@@ -112,8 +109,7 @@ void mm_router_choose(const megamoe_shape *shape, const mm_router *router, const
         else if (shape->score == MEGAMOE_TOPK_SOFTMAX)
             choose_then_softmax(shape, router, logits, ids, weights);
         else
-            for (uint32_t k = 0; k < shape->experts_per_token; k++)
-                weights[k] = score(shape->score, logits[ids[k]]);
+            for (uint32_t k = 0; k < shape->experts_per_token; k++) weights[k] = score(shape->score, logits[ids[k]]);
         routed = finish_weights(shape, weights);
     }
     if (routed) return;

@@ -14,7 +14,7 @@ typedef struct mm_router_counts {
  * logit, with nothing but -infinity, with a non-finite weight sum or with a token id outside the table gets
  * ids -1, weights 0, and counts.
  */
-void mm_router_choose(const megamoe_shape *shape, const mm_router *router, const float *logits,
-                      int32_t token_id, int32_t *ids, float *weights, mm_router_counts *counts);
+void mm_router_choose(const megamoe_shape *shape, const mm_router *router, const float *logits, int32_t token_id,
+                      int32_t *ids, float *weights, mm_router_counts *counts);
 
 #endif

@@ -70,8 +70,7 @@ static void expect_failure(megamoe_status got, megamoe_status status, const char
 
 static void names_and_version(void **state) {
     char version[32];
-    snprintf(version, sizeof version, "%d.%d.%d", MEGAMOE_VERSION_MAJOR, MEGAMOE_VERSION_MINOR,
-             MEGAMOE_VERSION_PATCH);
+    snprintf(version, sizeof version, "%d.%d.%d", MEGAMOE_VERSION_MAJOR, MEGAMOE_VERSION_MINOR, MEGAMOE_VERSION_PATCH);
     assert_string_equal(megamoe_version(), version);
     assert_string_equal(megamoe_status_name(MEGAMOE_OK), "MEGAMOE_OK");
     assert_string_equal(megamoe_status_name(MEGAMOE_CORRUPT_FILE), "MEGAMOE_CORRUPT_FILE");
@@ -134,13 +133,13 @@ static void layers_check_their_tensors(void **state) {
     const megamoe_layer_desc good = f->weights.desc;
     megamoe_layer_desc desc;
     megamoe_layer *layer = f->layer;
-#define REFUSED(change, words)                                                                               \
-    do {                                                                                                     \
-        desc = good;                                                                                         \
-        change;                                                                                              \
-        megamoe_status status_ = megamoe_layer_create(f->device, &desc, &options, &layer);                   \
-        assert_true(status_ == MEGAMOE_INVALID_ARGUMENT || status_ == MEGAMOE_UNSUPPORTED_MODEL);            \
-        expect_failure(status_, status_, words);                                                             \
+#define REFUSED(change, words)                                                                                         \
+    do {                                                                                                               \
+        desc = good;                                                                                                   \
+        change;                                                                                                        \
+        megamoe_status status_ = megamoe_layer_create(f->device, &desc, &options, &layer);                             \
+        assert_true(status_ == MEGAMOE_INVALID_ARGUMENT || status_ == MEGAMOE_UNSUPPORTED_MODEL);                      \
+        expect_failure(status_, status_, words);                                                                       \
     } while (0)
     REFUSED(desc.up.codes.data = NULL, "up");
     REFUSED(desc.gate.codes.data = NULL, "gate");
@@ -229,18 +228,15 @@ static void skipped_slots(void **state) {
     for (unsigned k = 0; k < K; k++) f->ids[2 * K + k] = -1; /* token 2: nothing at all */
     some = api_run(f->layer, &f->weights.desc.shape, T, f->hidden, f->ids, f->route_weights);
     for (size_t t = 0; t < T; t++)
-        for (size_t n = 0; n < H; n++)
-            assert_int_equal(some[t * H + n], t == 2 ? 0 : all[t * H + n]); /* +0, not -0 */
+        for (size_t n = 0; n < H; n++) assert_int_equal(some[t * H + n], t == 2 ? 0 : all[t * H + n]); /* +0, not -0 */
     assert_ok(megamoe_layer_counters(f->layer, &counters, per_expert));
     assert_int_equal(counters.skipped_slots, K);
-    assert_int_equal(per_expert[0] + per_expert[1] + per_expert[2] + per_expert[3] + per_expert[4],
-                     2 * T * K - K);
+    assert_int_equal(per_expert[0] + per_expert[1] + per_expert[2] + per_expert[3] + per_expert[4], 2 * T * K - K);
 }
 
 static void empty_batch(void **state) {
     fixture *f = *state;
-    const megamoe_batch empty = {
-        .struct_size = sizeof empty, .expert_ids = f->ids, .expert_weights = f->route_weights};
+    const megamoe_batch empty = {.struct_size = sizeof empty, .expert_ids = f->ids, .expert_weights = f->route_weights};
     assert_ok(megamoe_layer_run(f->layer, &empty, NULL));
     assert_ok(megamoe_layer_run(f->layer, &f->batch, NULL));
 }
@@ -334,8 +330,8 @@ static void missing_input_scale(void **state) {
     for (unsigned i = 0; i < sizeof unusable / sizeof *unusable; i++) {
         f->weights.inputs[0][1] = unusable[i];
         nvfp4.input_global = MEGAMOE_GLOBAL_AUTO;
-        expect_failure(megamoe_layer_create(f->device, &f->weights.desc, &nvfp4, &layer),
-                       MEGAMOE_CORRUPT_FILE, "experts 1;");
+        expect_failure(megamoe_layer_create(f->device, &f->weights.desc, &nvfp4, &layer), MEGAMOE_CORRUPT_FILE,
+                       "experts 1;");
         assert_null(layer);
         nvfp4.input_global = MEGAMOE_GLOBAL_TOKEN;
         megamoe_layer_close(api_create(f->device, &f->weights, &nvfp4));

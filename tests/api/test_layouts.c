@@ -49,8 +49,7 @@ static api_layer stacked(const api_layer *plain, uint32_t step, uint32_t up_firs
         q->codes.data = codes + first * row;
         q->scales.data = scales + first * scale_row;
         memcpy(q->codes.stride, (int64_t[4]){(int64_t)(rows * row), (int64_t)(step * row), 1}, 4 * 8);
-        memcpy(q->scales.stride, (int64_t[4]){(int64_t)(rows * scale_row), (int64_t)(step * scale_row), 1},
-               4 * 8);
+        memcpy(q->scales.stride, (int64_t[4]){(int64_t)(rows * scale_row), (int64_t)(step * scale_row), 1}, 4 * 8);
     }
     return l;
 }
@@ -114,8 +113,7 @@ static api_layer slice(const api_layer *whole, uint32_t first, uint32_t count) {
 }
 
 /* l1 [T, K, 2, I] and l2 [T, K, H] of a layer. */
-static void stages_of(megamoe_device *device, const api_layer *l, const uint16_t *hidden, float *l1,
-                      float *l2) {
+static void stages_of(megamoe_device *device, const api_layer *l, const uint16_t *hidden, float *l1, float *l2) {
     megamoe_layer_options options = api_options(MEGAMOE_ACTIVATIONS_BF16);
     megamoe_layer *layer = api_create(device, l, &options);
     int32_t ids[T * K];
@@ -152,8 +150,8 @@ static void check_slices(uint32_t intermediate, uint32_t ranks, bool gated) {
         stages_of(device, &part, hidden, part_l1, part_l2);
         for (size_t i = 0; i < pairs; i++)
             for (size_t half = gated ? 0 : 1; half < 2; half++)
-                assert_memory_equal(part_l1 + (i * 2 + half) * count,
-                                    l1 + (i * 2 + half) * intermediate + first, count * 4);
+                assert_memory_equal(part_l1 + (i * 2 + half) * count, l1 + (i * 2 + half) * intermediate + first,
+                                    count * 4);
         for (size_t i = 0; i < pairs * H; i++) sums[i] += (double)part_l2[i];
         first += count;
     }

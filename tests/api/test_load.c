@@ -39,8 +39,7 @@ static uint16_t *bf16_random(size_t count, uint32_t *seed) {
 static model make_model(void) {
     model m;
     uint32_t seed = 41;
-    megamoe_projection *shared[3] = {&m.layer.desc.shared_gate, &m.layer.desc.shared_up,
-                                     &m.layer.desc.shared_down};
+    megamoe_projection *shared[3] = {&m.layer.desc.shared_gate, &m.layer.desc.shared_up, &m.layer.desc.shared_down};
     megamoe_shape shape = api_shape(H, I, E, K);
     shape.routed_scale = 2.5f;
     shape.swiglu_limit = 10.0f;
@@ -71,8 +70,7 @@ static void write_model(model *m) {
     char end[64];
     FILE *file;
     const char *temporary = getenv("TMPDIR");
-    snprintf(m->directory, sizeof m->directory, "%s/megamoe_test_load_XXXXXX",
-             temporary ? temporary : "/tmp");
+    snprintf(m->directory, sizeof m->directory, "%s/megamoe_test_load_XXXXXX", temporary ? temporary : "/tmp");
     assert_non_null(mkdtemp(m->directory));
     snprintf(m->file, sizeof m->file, "%s/model.safetensors", m->directory);
     snprintf(m->config_path, sizeof m->config_path, "%s/config.json", m->directory);
@@ -83,8 +81,7 @@ static void write_model(model *m) {
             snprintf(end, sizeof end, "experts.%u.%s.weight", e, w);
             add(list, &count, end, api_tensor(m->layer.codes[p] + e * H * I / 2, MEGAMOE_U8, 2, n, k / 2, 0));
             snprintf(end, sizeof end, "experts.%u.%s.weight_scale", e, w);
-            add(list, &count, end,
-                api_tensor(m->layer.scales[p] + e * H * I / 16, MEGAMOE_E4M3, 2, n, k / 16, 0));
+            add(list, &count, end, api_tensor(m->layer.scales[p] + e * H * I / 16, MEGAMOE_E4M3, 2, n, k / 16, 0));
             snprintf(end, sizeof end, "experts.%u.%s.weight_scale_2", e, w);
             add(list, &count, end, api_tensor(&m->layer.globals[p][e], MEGAMOE_F32, 0, 0, 0, 0));
             snprintf(end, sizeof end, "experts.%u.%s.input_scale", e, w);
@@ -224,8 +221,7 @@ static void shard_that_shrinks_under_a_layer(void **state) {
     uint16_t *hidden = bf16_random(T * H, &seed), *output = api_alloc(T * H * sizeof *output);
     int32_t ids[T * K];
     float weights[T * K];
-    megamoe_batch batch = {
-        .struct_size = sizeof batch, .token_count = T, .hidden = hidden, .output = output};
+    megamoe_batch batch = {.struct_size = sizeof batch, .token_count = T, .hidden = hidden, .output = output};
     megamoe_stages stages = {.struct_size = sizeof stages, .output = output};
     write_model(&m);
     assert_ok(megamoe_checkpoint_open(m.directory, NULL, &checkpoint));

@@ -37,10 +37,8 @@ static void set_bias(router *r, float *bias) {
 }
 
 static megamoe_batch batch_of(const router *r, const int32_t *token_ids) {
-    return (megamoe_batch){.struct_size = sizeof(megamoe_batch),
-                           .token_count = r->tokens,
-                           .hidden = r->hidden,
-                           .token_ids = token_ids};
+    return (megamoe_batch){
+        .struct_size = sizeof(megamoe_batch), .token_count = r->tokens, .hidden = r->hidden, .token_ids = token_ids};
 }
 
 static void route(router *r, int32_t *ids, float *weights) {
@@ -410,8 +408,7 @@ static void bad_table_entry(void **state) {
     for (unsigned i = 0; i < 2; i++) {
         router r = hash_router(narrow, MEGAMOE_I32);
         narrow[11] = i ? -1 : 9;
-        assert_int_equal(megamoe_layer_create(r.device, &r.layer.desc, &options, &r.made),
-                         MEGAMOE_INVALID_ARGUMENT);
+        assert_int_equal(megamoe_layer_create(r.device, &r.layer.desc, &options, &r.made), MEGAMOE_INVALID_ARGUMENT);
         assert_non_null(strstr(megamoe_error_message(), i ? "-1" : "9"));
         assert_null(r.made);
         done(&r);
@@ -421,20 +418,13 @@ static void bad_table_entry(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ties_go_to_the_lower_id),
-        cmocka_unit_test(ties_at_the_last_place),
-        cmocka_unit_test(biases_stay_fp32),
-        cmocka_unit_test(weights_by_score),
-        cmocka_unit_test(bias_of_topk_softmax),
-        cmocka_unit_test(group_limited_routing),
-        cmocka_unit_test(nan_token_is_unrouted),
-        cmocka_unit_test(bad_logits),
-        cmocka_unit_test(infinite_logit),
-        cmocka_unit_test(vanishing_scores),
-        cmocka_unit_test(epsilon_of_the_sum),
-        cmocka_unit_test(hash_routing),
-        cmocka_unit_test(bad_token_ids),
-        cmocka_unit_test(bad_table_entry),
+        cmocka_unit_test(ties_go_to_the_lower_id), cmocka_unit_test(ties_at_the_last_place),
+        cmocka_unit_test(biases_stay_fp32),        cmocka_unit_test(weights_by_score),
+        cmocka_unit_test(bias_of_topk_softmax),    cmocka_unit_test(group_limited_routing),
+        cmocka_unit_test(nan_token_is_unrouted),   cmocka_unit_test(bad_logits),
+        cmocka_unit_test(infinite_logit),          cmocka_unit_test(vanishing_scores),
+        cmocka_unit_test(epsilon_of_the_sum),      cmocka_unit_test(hash_routing),
+        cmocka_unit_test(bad_token_ids),           cmocka_unit_test(bad_table_entry),
     };
     return API_RUN(tests);
 }

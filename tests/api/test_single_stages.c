@@ -132,12 +132,10 @@ static void dequantize_mxfp4(void **state) {
 enum { GROUPS = 5, N = 80, DEPTH = 96, ROWS = 23 };
 
 static int64_t weight_at(const api_layer *l, size_t group, size_t n, size_t k) {
-    static const int8_t values[16] = {0, 0, 1,  0, 2,  0, 0, 0,
-                                      0, 0, -1, 0, -2, 0, 0, 0}; /* codes in use only */
+    static const int8_t values[16] = {0, 0, 1, 0, 2, 0, 0, 0, 0, 0, -1, 0, -2, 0, 0, 0}; /* codes in use only */
     size_t row = group * N + n;
     unsigned byte = l->codes[1][(row * DEPTH + k) / 2];
-    return values[k % 2 == 0 ? byte & 15u : byte >> 4] *
-           (l->scales[1][(row * DEPTH + k) / 16] == 0x38 ? 1 : 2);
+    return values[k % 2 == 0 ? byte & 15u : byte >> 4] * (l->scales[1][(row * DEPTH + k) / 16] == 0x38 ? 1 : 2);
 }
 
 /* output[r][n] for the group that row r belongs to by the cumulative ends. */
@@ -150,8 +148,8 @@ static void check_product(const api_layer *l, const int64_t *rows, const int32_t
             for (size_t k = 0; k < DEPTH; k++) sum += rows[r * DEPTH + k] * weight_at(l, group, n, k);
             float expected = (float)sum * l->globals[1][group];
             if (output[r * N + n] != expected)
-                fail_msg("row %zu of group %zu, column %zu: %g instead of %g", r, group, n,
-                         (double)output[r * N + n], (double)expected);
+                fail_msg("row %zu of group %zu, column %zu: %g instead of %g", r, group, n, (double)output[r * N + n],
+                         (double)expected);
         }
     }
 }

@@ -60,8 +60,7 @@ static void two_devices_in_two_threads(void **state) {
         w->layer = api_create(w->device, &l, &options);
         w->expected = api_run(w->layer, &l.desc.shape, T, w->hidden, ids, weights);
     }
-    for (unsigned i = 0; i < 2; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, run_often, &workers[i]), 0);
+    for (unsigned i = 0; i < 2; i++) assert_int_equal(pthread_create(&threads[i], NULL, run_often, &workers[i]), 0);
     for (unsigned i = 0; i < 2; i++) assert_int_equal(pthread_join(threads[i], NULL), 0);
     for (unsigned i = 0; i < 2; i++) {
         assert_int_equal(workers[i].wrong, 0);

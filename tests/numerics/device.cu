@@ -65,12 +65,11 @@ static bool close_enough(float got, float expected) {
 }
 
 static bool same(const sample *got, const sample *expected) {
-    return !memcmp(got->codes, expected->codes, 8) && got->bf16 == expected->bf16 &&
-           got->e2m1 == expected->e2m1 && got->e4m3 == expected->e4m3 && got->scale == expected->scale &&
-           got->report == expected->report && !memcmp(got->decoded, expected->decoded, sizeof got->decoded) &&
-           mm_f32_bits(got->global) == mm_f32_bits(expected->global) &&
-           close_enough(got->root, expected->root) && close_enough(got->sigmoid, expected->sigmoid) &&
-           close_enough(got->h, expected->h);
+    return !memcmp(got->codes, expected->codes, 8) && got->bf16 == expected->bf16 && got->e2m1 == expected->e2m1 &&
+           got->e4m3 == expected->e4m3 && got->scale == expected->scale && got->report == expected->report &&
+           !memcmp(got->decoded, expected->decoded, sizeof got->decoded) &&
+           mm_f32_bits(got->global) == mm_f32_bits(expected->global) && close_enough(got->root, expected->root) &&
+           close_enough(got->sigmoid, expected->sigmoid) && close_enough(got->h, expected->h);
 }
 
 int main(void) {
@@ -94,9 +93,9 @@ int main(void) {
         if (bad++ < 10)
             printf("%08x: device bf16 %04x e2m1 %x e4m3 %02x scale %02x root %a sigmoid %a h %a,\n"
                    "            host bf16 %04x e2m1 %x e4m3 %02x scale %02x root %a sigmoid %a h %a\n",
-                   pattern(i), host[i].bf16, host[i].e2m1, host[i].e4m3, host[i].scale, host[i].root,
-                   host[i].sigmoid, host[i].h, expected.bf16, expected.e2m1, expected.e4m3, expected.scale,
-                   expected.root, expected.sigmoid, expected.h);
+                   pattern(i), host[i].bf16, host[i].e2m1, host[i].e4m3, host[i].scale, host[i].root, host[i].sigmoid,
+                   host[i].h, expected.bf16, expected.e2m1, expected.e4m3, expected.scale, expected.root,
+                   expected.sigmoid, expected.h);
     }
     printf("%u of %u patterns differ\n", bad, SAMPLES);
     cudaFree(device);

@@ -95,8 +95,7 @@ static void products_are_exact_in_bf16(void **state) {
             float product = mm_e2m1_to_f32(code) * mm_e4m3_to_f32(scale);
             uint32_t expected = golden_hex(&g) << 16;
             if (mm_f32_bits(product) != expected || mm_f32_bits(mm_bf16_round(product)) != expected)
-                fail_msg("code %x times scale %02x: %a, expected bits %08x", code, scale, (double)product,
-                         expected);
+                fail_msg("code %x times scale %02x: %a, expected bits %08x", code, scale, (double)product, expected);
         }
     }
     (void)state;
@@ -111,8 +110,7 @@ static void mxfp4_values(void **state) {
             float product = mm_e2m1_to_f32(code) * mm_e8m0_to_f32(scale);
             uint32_t expected = golden_hex(&g);
             if (mm_f32_bits(product) != expected)
-                fail_msg("code %x times scale %02x: %a, expected bits %08x", code, scale, (double)product,
-                         expected);
+                fail_msg("code %x times scale %02x: %a, expected bits %08x", code, scale, (double)product, expected);
         }
     }
     (void)state;

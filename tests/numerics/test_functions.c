@@ -26,11 +26,10 @@ static void golden_swiglu(void **state) {
         up = mm_f32_from_bits(golden_hex(&g));
         expected = golden_real(&g);
         got = (double)mm_swiglu_apply(&f, f.relu2 ? NAN : gate, up); /* relu2 does not read the gate */
-        bound =
-            8 * rounding * fabs(expected) + 4 * smallest * (1 + fabs((double)gate * (1 + fabs((double)up))));
+        bound = 8 * rounding * fabs(expected) + 4 * smallest * (1 + fabs((double)gate * (1 + fabs((double)up))));
         if (!(fabs(got - expected) <= bound))
-            fail_msg("%s:%u: h(%a, %a) = %a, expected %a", g.path, g.line_number, (double)gate, (double)up,
-                     got, expected);
+            fail_msg("%s:%u: h(%a, %a) = %a, expected %a", g.path, g.line_number, (double)gate, (double)up, got,
+                     expected);
     }
     (void)state;
 }

@@ -21,11 +21,11 @@ static void golden_blocks(void **state) {
         report = mm_nvfp4_block_quantize(values, global, codes + 1, &scale);
         for (unsigned i = 0; i < 8; i++) snprintf(got_codes + 2 * i, 3, "%02x", codes[1 + i]);
         if (scale != expected_scale || strcmp(got_codes, expected_codes))
-            fail_msg("%s:%u (%s): scale %02x codes %s, expected %02x %s", g.path, g.line_number, kind, scale,
-                     got_codes, expected_scale, expected_codes);
+            fail_msg("%s:%u (%s): scale %02x codes %s, expected %02x %s", g.path, g.line_number, kind, scale, got_codes,
+                     expected_scale, expected_codes);
         if (report.saturated != golden_hex(&g) || report.nonfinite != golden_hex(&g))
-            fail_msg("%s:%u (%s): reported saturated %u, nonfinite %u", g.path, g.line_number, kind,
-                     report.saturated, report.nonfinite);
+            fail_msg("%s:%u (%s): reported saturated %u, nonfinite %u", g.path, g.line_number, kind, report.saturated,
+                     report.nonfinite);
         assert_int_equal(codes[0], 0xAA); /* nothing beside the eight bytes is written */
         assert_int_equal(codes[9], 0xAA);
     }

@@ -61,24 +61,20 @@ static judge e2m1, e4m3;
 static void judge_all(uint32_t bits) {
     float x = mm_f32_from_bits(bits);
     if (x != x) {
-        if (mm_e2m1_from_f32(x) != 0 || mm_e4m3_from_f32(x) != 0x7F ||
-            (mm_bf16_from_f32(x) & 0x7FFF) <= 0x7F80)
+        if (mm_e2m1_from_f32(x) != 0 || mm_e4m3_from_f32(x) != 0x7F || (mm_bf16_from_f32(x) & 0x7FFF) <= 0x7F80)
             fail_msg("NaN %08x", bits);
         return;
     }
     if (mm_e2m1_from_f32(x) != judge_code(&e2m1, x))
-        fail_msg("e2m1 of %a (%08x): %x, expected %x", (double)x, bits, mm_e2m1_from_f32(x),
-                 judge_code(&e2m1, x));
+        fail_msg("e2m1 of %a (%08x): %x, expected %x", (double)x, bits, mm_e2m1_from_f32(x), judge_code(&e2m1, x));
     if (mm_e4m3_from_f32(x) != judge_code(&e4m3, x))
-        fail_msg("e4m3 of %a (%08x): %x, expected %x", (double)x, bits, mm_e4m3_from_f32(x),
-                 judge_code(&e4m3, x));
+        fail_msg("e4m3 of %a (%08x): %x, expected %x", (double)x, bits, mm_e4m3_from_f32(x), judge_code(&e4m3, x));
     if (isinf(x)) {
         assert_int_equal(mm_bf16_from_f32(x), bits >> 16);
         return;
     }
     if (mm_bf16_from_f32(x) != judge_bf16(bits))
-        fail_msg("bf16 of %a (%08x): %x, expected %x", (double)x, bits, mm_bf16_from_f32(x),
-                 judge_bf16(bits));
+        fail_msg("bf16 of %a (%08x): %x, expected %x", (double)x, bits, mm_bf16_from_f32(x), judge_bf16(bits));
 }
 
 static void golden_roundings(void **state) {
@@ -92,8 +88,7 @@ static void golden_roundings(void **state) {
         unsigned got = !strcmp(format, "e2m1")   ? mm_e2m1_from_f32(x)
                        : !strcmp(format, "e4m3") ? mm_e4m3_from_f32(x)
                                                  : mm_bf16_from_f32(x);
-        if (got != expected)
-            fail_msg("%s of %a (%08x): %x, expected %x", format, (double)x, bits, got, expected);
+        if (got != expected) fail_msg("%s of %a (%08x): %x, expected %x", format, (double)x, bits, got, expected);
     }
     (void)state;
 }

@@ -55,15 +55,14 @@ static double raw_weight(const megamoe_shape *shape, const float *z, const float
         for (uint32_t i = 0; i < shape->expert_count; i++) total += exp((double)z[i] - (double)z[e]);
         return 1.0 / total;
     case MEGAMOE_TOPK_SOFTMAX:
-        for (uint32_t k = 0; k < shape->experts_per_token; k++)
-            total += exp((double)keys[ids[k]] - (double)keys[e]);
+        for (uint32_t k = 0; k < shape->experts_per_token; k++) total += exp((double)keys[ids[k]] - (double)keys[e]);
         return 1.0 / total;
     }
     return NAN;
 }
 
-bool mm_reference_choose(const megamoe_shape *shape, const mm_router *router, const float *z,
-                         int32_t token_id, int32_t *ids, float *weights) {
+bool mm_reference_choose(const megamoe_shape *shape, const mm_router *router, const float *z, int32_t token_id,
+                         int32_t *ids, float *weights) {
     uint32_t expert_count = shape->expert_count, k_count = shape->experts_per_token;
     float keys[MM_EXPERTS_MAX];
     bool allowed[MM_EXPERTS_MAX], some_finite = false, good = true;

@@ -17,8 +17,7 @@ double mm_reference_bf16(uint16_t bits);
 uint16_t mm_reference_to_bf16(float value);
 
 /* W[row][0..columns) without the global scale. */
-void mm_reference_row(const mm_reference_tables *tables, const mm_matrix *matrix, uint32_t row,
-                      double *values);
+void mm_reference_row(const mm_reference_tables *tables, const mm_matrix *matrix, uint32_t row, double *values);
 double mm_reference_bias(const mm_matrix *matrix, uint32_t row); /* 0 if there is none */
 
 /* Quantizes one block of 16 under global scale g, in the fp32 steps of docs/numerics.md. */

@@ -92,8 +92,7 @@ static void compute_logits(const block *b) {
             weight[k] = read_router(&b->layer->weights->router, (uint64_t)e * shape->hidden + k);
         for (uint32_t t = 0; t < b->count; t++) {
             const double *x = b->layer->x + (size_t)t * shape->hidden;
-            size_t at = (size_t)t * shape->expert_count + e,
-                   out = (size_t)b->first * shape->expert_count + at;
+            size_t at = (size_t)t * shape->expert_count + e, out = (size_t)b->first * shape->expert_count + at;
             dot_result z = dot(weight, x, shape->hidden);
             b->layer->logits[at] = (float)z.sum;
             if (b->stages->logits_magnitude) b->stages->logits_magnitude[out] = (float)z.magnitude;
@@ -163,8 +162,7 @@ static void quantize_row(const block *b, const double *values, uint32_t columns,
         b->layer->counters.nonfinite_blocks += q.nonfinite;
         for (unsigned i = 0; i < 16; i++)
             staged[k + i] = b->layer->tables->e2m1[q.codes[i]] * b->layer->tables->e4m3[q.scale];
-        for (unsigned i = 0; i < 16 && codes; i += 2)
-            codes[(k + i) / 2] = (uint8_t)(q.codes[i] | q.codes[i + 1] << 4);
+        for (unsigned i = 0; i < 16 && codes; i += 2) codes[(k + i) / 2] = (uint8_t)(q.codes[i] | q.codes[i + 1] << 4);
         if (scales) scales[k / 16] = q.scale;
     }
 }
@@ -173,8 +171,7 @@ static void quantize_row(const block *b, const double *values, uint32_t columns,
 static void dequantize_row(const block *b, const uint8_t *codes, const uint8_t *scales, uint32_t columns,
                            double *staged) {
     for (uint32_t k = 0; k < columns; k++)
-        staged[k] =
-            b->layer->tables->e2m1[codes[k / 2] >> (k % 2 * 4) & 15] * b->layer->tables->e4m3[scales[k / 16]];
+        staged[k] = b->layer->tables->e2m1[codes[k / 2] >> (k % 2 * 4) & 15] * b->layer->tables->e4m3[scales[k / 16]];
 }
 
 static float input_global(const mm_layer_weights *w, const double *x) {
@@ -331,8 +328,8 @@ static void run_activation(const block *b, const mm_expert *expert, const mm_swi
     stage_intermediate(b, expert, pair);
 }
 
-static void run_expert(const block *b, const mm_expert *expert, const mm_swiglu *swiglu,
-                       const uint32_t *pairs, uint32_t count) {
+static void run_expert(const block *b, const mm_expert *expert, const mm_swiglu *swiglu, const uint32_t *pairs,
+                       uint32_t count) {
     uint32_t hidden = b->layer->weights->shape.hidden;
     product l2 = {.matrix = &expert->down,
                   .rows = b->layer->h,
@@ -341,8 +338,7 @@ static void run_expert(const block *b, const mm_expert *expert, const mm_swiglu 
                   .out = b->layer->l2,
                   .out_pitch = hidden,
                   .magnitudes = b->stages->l2_magnitude};
-    bool l1_given =
-        b->given->l1 && !b->stages->l1 && !b->stages->l1_magnitude && expert != b->layer->weights->shared;
+    bool l1_given = b->given->l1 && !b->stages->l1 && !b->stages->l1_magnitude && expert != b->layer->weights->shared;
     if (!l1_given) run_l1(b, expert, pairs, count);
     for (uint32_t i = 0; i < count; i++) run_activation(b, expert, swiglu, pairs[i]);
     multiply(b, &l2, pairs, count);
@@ -380,8 +376,7 @@ static void combine(const block *b) {
     const mm_layer_weights *w = b->layer->weights;
     uint32_t hidden = w->shape.hidden, k_count = w->shape.experts_per_token;
     for (uint32_t t = 0; t < b->count; t++) {
-        const double *l2 = b->layer->l2 + (size_t)t * (k_count + 1) * hidden,
-                     *shared = l2 + (size_t)k_count * hidden;
+        const double *l2 = b->layer->l2 + (size_t)t * (k_count + 1) * hidden, *shared = l2 + (size_t)k_count * hidden;
         size_t out = (size_t)(b->first + t) * hidden;
         for (uint32_t n = 0; n < hidden; n++) {
             double sum = 0.0;
@@ -399,8 +394,7 @@ static void combine(const block *b) {
         }
     }
     if (b->stages->output)
-        memcpy(b->stages->output + (size_t)b->first * hidden,
-               (uint16_t *)b->batch->output + (size_t)b->first * hidden,
+        memcpy(b->stages->output + (size_t)b->first * hidden, (uint16_t *)b->batch->output + (size_t)b->first * hidden,
                (size_t)b->count * hidden * sizeof(uint16_t));
 }
 
@@ -478,8 +472,7 @@ static megamoe_status route_only(mm_backend_layer *layer, const megamoe_batch *b
     return MEGAMOE_OK;
 }
 
-static megamoe_status counters(mm_backend_layer *layer, megamoe_counters *counts,
-                               uint64_t *tokens_per_expert) {
+static megamoe_status counters(mm_backend_layer *layer, megamoe_counters *counts, uint64_t *tokens_per_expert) {
     size_t size = counts->struct_size;
     *counts = layer->counters;
     counts->struct_size = size;
@@ -528,8 +521,8 @@ static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weigh
     l->pairs = calloc(t * k, sizeof *l->pairs);
     l->weight_row = calloc(h > i ? h : i, sizeof *l->weight_row);
     l->tokens_per_expert = calloc(shape->expert_count, sizeof *l->tokens_per_expert);
-    if (!l->logits || !l->ids || !l->expert_weights || !l->x || !l->x_staged || !l->x_globals || !l->l1 ||
-        !l->h || !l->h_globals || !l->l2 || !l->pairs || !l->weight_row || !l->tokens_per_expert) {
+    if (!l->logits || !l->ids || !l->expert_weights || !l->x || !l->x_staged || !l->x_globals || !l->l1 || !l->h ||
+        !l->h_globals || !l->l2 || !l->pairs || !l->weight_row || !l->tokens_per_expert) {
         layer_close(l);
         return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for the reference backend's scratch of %u tokens",
                        BLOCK_TOKENS);
@@ -558,8 +551,7 @@ static void close_device(mm_backend_state *state) {
 
 static void describe(const mm_backend_state *state, mm_device_facts *facts) {
     (void)state;
-    *facts = (mm_device_facts){
-        .description = "reference (double precision, 1 thread)", .isa = "double", .threads = 1};
+    *facts = (mm_device_facts){.description = "reference (double precision, 1 thread)", .isa = "double", .threads = 1};
 }
 
 const mm_backend mm_backend_reference = {

@@ -28,9 +28,9 @@ static float token_global(const megamoe_tensor *values, size_t row, size_t colum
     return amax / 2688.0f > 0.0f ? amax / 2688.0f : 1.0f;
 }
 
-megamoe_status mm_reference_quantize_rows(mm_backend_state *state, const megamoe_tensor *values,
-                                          const float *global, megamoe_tensor *codes, megamoe_tensor *scales,
-                                          megamoe_tensor *globals, void *stream) {
+megamoe_status mm_reference_quantize_rows(mm_backend_state *state, const megamoe_tensor *values, const float *global,
+                                          megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals,
+                                          void *stream) {
     size_t columns = (size_t)values->extent[1];
     (void)stream;
     for (size_t r = 0; r < (size_t)values->extent[0]; r++) {
@@ -49,12 +49,11 @@ megamoe_status mm_reference_quantize_rows(mm_backend_state *state, const megamoe
 }
 
 /* code * scale of element k of a row of `columns`. */
-static double code_times_scale(const mm_backend_state *state, const megamoe_tensor *codes,
-                               const megamoe_tensor *scales, size_t index) {
+static double code_times_scale(const mm_backend_state *state, const megamoe_tensor *codes, const megamoe_tensor *scales,
+                               size_t index) {
     const mm_reference_tables *t = &state->tables;
     unsigned code = ((const uint8_t *)codes->data)[index / 2] >> (index % 2 * 4) & 15u;
-    if (scales->dtype == MEGAMOE_E8M0)
-        return t->e2m1[code] * t->e8m0[((const uint8_t *)scales->data)[index / 32]];
+    if (scales->dtype == MEGAMOE_E8M0) return t->e2m1[code] * t->e8m0[((const uint8_t *)scales->data)[index / 32]];
     return t->e2m1[code] * t->e4m3[((const uint8_t *)scales->data)[index / 16]];
 }
 

@@ -9,9 +9,9 @@ struct mm_backend_state {
     mm_reference_tables tables;
 };
 
-megamoe_status mm_reference_quantize_rows(mm_backend_state *state, const megamoe_tensor *values,
-                                          const float *global, megamoe_tensor *codes, megamoe_tensor *scales,
-                                          megamoe_tensor *globals, void *stream);
+megamoe_status mm_reference_quantize_rows(mm_backend_state *state, const megamoe_tensor *values, const float *global,
+                                          megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals,
+                                          void *stream);
 megamoe_status mm_reference_dequantize_rows(mm_backend_state *state, const megamoe_tensor *codes,
                                             const megamoe_tensor *scales, const megamoe_tensor *globals,
                                             megamoe_tensor *values, void *stream);
