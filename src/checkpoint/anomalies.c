@@ -43,8 +43,7 @@ static bool entry_equal(const entry *e, const mm_anomaly_place *place, const cha
 }
 
 /* The caller holds the lock. */
-static megamoe_status entry_append(mm_anomalies *anomalies, const mm_anomaly_place *place,
-                                   const char *detail) {
+static megamoe_status entry_append(mm_anomalies *anomalies, const mm_anomaly_place *place, const char *detail) {
     entry *e;
     for (uint32_t i = 0; i < anomalies->count; i++)
         if (entry_equal(&anomalies->entries[i], place, detail)) return MEGAMOE_OK;
@@ -68,8 +67,7 @@ static megamoe_status entry_append(mm_anomalies *anomalies, const mm_anomaly_pla
     return MEGAMOE_OK;
 }
 
-megamoe_status mm_anomalies_add(mm_anomalies *anomalies, const mm_anomaly_place *place, const char *format,
-                                ...) {
+megamoe_status mm_anomalies_add(mm_anomalies *anomalies, const mm_anomaly_place *place, const char *format, ...) {
     char detail[1024];
     megamoe_status status;
     va_list arguments;

@@ -24,12 +24,11 @@ void mm_anomalies_free(mm_anomalies *anomalies);
 
 /* An anomaly that is already in the list (same kind, tensor, layer, expert and sentence) is not added again.
  */
-megamoe_status mm_anomalies_add(mm_anomalies *anomalies, const mm_anomaly_place *place, const char *format,
-                                ...) __attribute__((format(printf, 3, 4)));
+megamoe_status mm_anomalies_add(mm_anomalies *anomalies, const mm_anomaly_place *place, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 uint32_t mm_anomalies_count(mm_anomalies *anomalies);
-bool mm_anomalies_get(mm_anomalies *anomalies, uint32_t index,
-                      megamoe_anomaly *anomaly); /* false: past the end */
+bool mm_anomalies_get(mm_anomalies *anomalies, uint32_t index, megamoe_anomaly *anomaly); /* false: past the end */
 
 /* A sentence's list of names: the first ten, and how many there were. */
 #define MM_NAMES_SHOWN 10

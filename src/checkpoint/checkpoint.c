@@ -61,8 +61,7 @@ static megamoe_status config_open(const char *path, megamoe_checkpoint *checkpoi
     if (!directory) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory to open %s", path);
     status = mm_config_read(directory, &checkpoint->config);
     if (status == MEGAMOE_OK)
-        status = mm_quantization_read(directory, &checkpoint->config, checkpoint->anomalies,
-                                      &checkpoint->declared);
+        status = mm_quantization_read(directory, &checkpoint->config, checkpoint->anomalies, &checkpoint->declared);
     free(directory);
     return status;
 }
@@ -72,8 +71,8 @@ static megamoe_status contradictions_refuse(const megamoe_checkpoint *checkpoint
     if (!count) return MEGAMOE_OK;
     for (uint32_t i = 0; mm_anomalies_get(checkpoint->anomalies, i, &anomaly); i++)
         if (anomaly.layer >= 0 && strcmp(anomaly.kind, "config-contradiction") == 0) break;
-    return mm_fail(MEGAMOE_CORRUPT_FILE, "config and tensors contradict each other (strict), first of %u: %s",
-                   count, anomaly.detail);
+    return mm_fail(MEGAMOE_CORRUPT_FILE, "config and tensors contradict each other (strict), first of %u: %s", count,
+                   anomaly.detail);
 }
 
 static megamoe_status parts_open(const char *path, const megamoe_checkpoint_options *options,
@@ -81,11 +80,10 @@ static megamoe_status parts_open(const char *path, const megamoe_checkpoint_opti
     uint32_t contradictions = 0;
     MM_TRY(mm_tensors_open(path, checkpoint->repair, checkpoint->anomalies, &checkpoint->tensors));
     MM_TRY(config_open(path, checkpoint));
-    MM_TRY(mm_layers_build(&checkpoint->tensors, checkpoint->config.layers, checkpoint->anomalies,
-                           &checkpoint->layers));
+    MM_TRY(
+        mm_layers_build(&checkpoint->tensors, checkpoint->config.layers, checkpoint->anomalies, &checkpoint->layers));
     checkpoint->infos = calloc(checkpoint->layers.count + 1, sizeof *checkpoint->infos);
-    if (!checkpoint->infos)
-        return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %u layers", checkpoint->layers.count);
+    if (!checkpoint->infos) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %u layers", checkpoint->layers.count);
     for (uint32_t i = 0; i < checkpoint->layers.count; i++)
         MM_TRY(mm_layer_examine(&checkpoint->tensors, &checkpoint->config, &checkpoint->declared,
                                 &checkpoint->layers.layers[i], checkpoint->anomalies, &checkpoint->infos[i],
@@ -97,11 +95,9 @@ megamoe_status megamoe_checkpoint_open(const char *path, const megamoe_checkpoin
                                        megamoe_checkpoint **checkpoint) {
     megamoe_checkpoint *opened;
     megamoe_status status;
-    if (!path || !checkpoint)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "checkpoint_open: path or checkpoint is NULL");
+    if (!path || !checkpoint) return mm_fail(MEGAMOE_INVALID_ARGUMENT, "checkpoint_open: path or checkpoint is NULL");
     if (options && options->struct_size != sizeof *options)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT,
-                       "checkpoint_open: options.struct_size is %zu, this library knows %zu",
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "checkpoint_open: options.struct_size is %zu, this library knows %zu",
                        options->struct_size, sizeof *options);
     opened = calloc(1, sizeof *opened);
     if (opened) opened->anomalies = mm_anomalies_create();
@@ -144,8 +140,7 @@ const char *megamoe_checkpoint_model_type(const megamoe_checkpoint *checkpoint) 
 
 static megamoe_status struct_size_check(const char *function, size_t given, size_t known) {
     if (given == known) return MEGAMOE_OK;
-    return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s: struct_size is %zu, this library knows %zu", function,
-                   given, known);
+    return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%s: struct_size is %zu, this library knows %zu", function, given, known);
 }
 
 megamoe_status megamoe_checkpoint_layer(const megamoe_checkpoint *checkpoint, uint32_t position,
@@ -164,16 +159,14 @@ static void layers_text(const mm_layers *layers, char *text, size_t size) {
     text[0] = '\0';
     for (uint32_t first = 0, end; first < layers->count && used < size; first = end) {
         uint32_t from = layers->layers[first].layer, to;
-        for (end = first + 1; end < layers->count && layers->layers[end].layer == from + (end - first);)
-            end++;
+        for (end = first + 1; end < layers->count && layers->layers[end].layer == from + (end - first);) end++;
         to = from + (end - first) - 1;
-        used += (size_t)snprintf(text + used, size - used, from == to ? "%s%u" : "%s%u to %u",
-                                 first ? ", " : "", from, to);
+        used +=
+            (size_t)snprintf(text + used, size - used, from == to ? "%s%u" : "%s%u to %u", first ? ", " : "", from, to);
     }
 }
 
-static megamoe_status layer_find(const megamoe_checkpoint *checkpoint, uint32_t layer,
-                                 const mm_layer_tensors **found) {
+static megamoe_status layer_find(const megamoe_checkpoint *checkpoint, uint32_t layer, const mm_layer_tensors **found) {
     char text[256];
     *found = mm_layers_find(&checkpoint->layers, layer);
     if (*found) return MEGAMOE_OK;
@@ -184,12 +177,10 @@ static megamoe_status layer_find(const megamoe_checkpoint *checkpoint, uint32_t 
 }
 
 static mm_reading reading_begin(const megamoe_checkpoint *checkpoint, uint32_t layer) {
-    return (mm_reading){
-        .tensors = &checkpoint->tensors, .config = &checkpoint->config, .layer = layer, .expert = -1};
+    return (mm_reading){.tensors = &checkpoint->tensors, .config = &checkpoint->config, .layer = layer, .expert = -1};
 }
 
-megamoe_status megamoe_checkpoint_shape(const megamoe_checkpoint *checkpoint, uint32_t layer,
-                                        megamoe_shape *shape) {
+megamoe_status megamoe_checkpoint_shape(const megamoe_checkpoint *checkpoint, uint32_t layer, megamoe_shape *shape) {
     const mm_layer_tensors *tensors;
     mm_reading reading = reading_begin(checkpoint, layer);
     mm_layer_plan plan;
@@ -233,13 +224,11 @@ const char *megamoe_checkpoint_tensor_name(const megamoe_checkpoint *checkpoint,
     return index < checkpoint->tensors.count ? checkpoint->tensors.tensors[index].name : NULL;
 }
 
-megamoe_status mm_checkpoint_unchanged(const megamoe_checkpoint *checkpoint, const uint32_t *shards,
-                                       uint32_t count) {
+megamoe_status mm_checkpoint_unchanged(const megamoe_checkpoint *checkpoint, const uint32_t *shards, uint32_t count) {
     for (uint32_t i = 0; i < count; i++) {
         const mm_shard *shard = &checkpoint->tensors.shards[shards[i]];
         struct stat facts;
-        if (fstat(shard->file, &facts) != 0)
-            return mm_fail(MEGAMOE_IO_ERROR, "%s: %s", shard->path, strerror(errno));
+        if (fstat(shard->file, &facts) != 0) return mm_fail(MEGAMOE_IO_ERROR, "%s: %s", shard->path, strerror(errno));
         if ((uint64_t)facts.st_size < shard->bytes)
             return mm_fail(MEGAMOE_IO_ERROR,
                            "%s was %" PRIu64
@@ -253,8 +242,7 @@ megamoe_status mm_checkpoint_unchanged(const megamoe_checkpoint *checkpoint, con
  */
 
 static megamoe_status all_unchanged(const megamoe_checkpoint *checkpoint) {
-    for (uint32_t i = 0; i < checkpoint->tensors.shard_count; i++)
-        MM_TRY(mm_checkpoint_unchanged(checkpoint, &i, 1));
+    for (uint32_t i = 0; i < checkpoint->tensors.shard_count; i++) MM_TRY(mm_checkpoint_unchanged(checkpoint, &i, 1));
     return MEGAMOE_OK;
 }
 
@@ -266,8 +254,8 @@ static megamoe_status expert_scan(const megamoe_checkpoint *checkpoint, mm_readi
                                   uint32_t expert, bool report) {
     megamoe_status status;
     if (checkpoint->repair) pthread_mutex_lock(&repair_lock);
-    status = mm_expert_scan(reading, tensors, place, expert, weights, checkpoint->repair, report,
-                            checkpoint->anomalies);
+    status =
+        mm_expert_scan(reading, tensors, place, expert, weights, checkpoint->repair, report, checkpoint->anomalies);
     if (checkpoint->repair) pthread_mutex_unlock(&repair_lock);
     return status;
 }
@@ -282,8 +270,8 @@ static void owned_free(void **owned, uint32_t count) {
  * be read at all is among the anomalies since the checkpoint was opened; only what conversion finds is new.
  */
 static megamoe_status expert_examine(const megamoe_checkpoint *checkpoint, mm_reading *reading,
-                                     const mm_layer_tensors *tensors, const mm_layer_plan *plan,
-                                     mm_place place, uint32_t number) {
+                                     const mm_layer_tensors *tensors, const mm_layer_plan *plan, mm_place place,
+                                     uint32_t number) {
     bool routed = place == MM_PLACE_EXPERT, present = true;
     mm_expert expert;
     megamoe_status status = MEGAMOE_OK;
@@ -314,8 +302,8 @@ megamoe_status megamoe_checkpoint_scan(megamoe_checkpoint *checkpoint, uint32_t 
 }
 
 /* Input scales of all experts in the files: every rank stages with the same global scale. */
-static megamoe_status input_scales_read(mm_reading *reading, const mm_layer_tensors *tensors,
-                                        const mm_layer_plan *plan, mm_layer_source *source) {
+static megamoe_status input_scales_read(mm_reading *reading, const mm_layer_tensors *tensors, const mm_layer_plan *plan,
+                                        mm_layer_source *source) {
     uint32_t count = source->present_count;
     if (plan->format != MM_NVFP4) return MEGAMOE_OK;
     source->input_scales = malloc(count * sizeof *source->input_scales);
@@ -324,8 +312,7 @@ static megamoe_status input_scales_read(mm_reading *reading, const mm_layer_tens
         return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for the scales of %u experts", count);
     for (uint32_t i = 0; i < count; i++) {
         mm_expert expert;
-        bool readable =
-            mm_expert_read(reading, tensors, plan, source->present_first + i, &expert) == MEGAMOE_OK;
+        bool readable = mm_expert_read(reading, tensors, plan, source->present_first + i, &expert) == MEGAMOE_OK;
         source->input_scales[i] = readable ? expert.input_global : NAN;
         source->intermediate_scales[i] = readable ? expert.intermediate_global : NAN;
     }
@@ -337,9 +324,8 @@ static megamoe_status range_check(const mm_reading *reading, const mm_layer_plan
     if (*count == 0) *count = plan->expert_end - first;
     if (first >= plan->expert_first && first < plan->expert_end && *count <= plan->expert_end - first)
         return MEGAMOE_OK;
-    return mm_fail(MEGAMOE_INVALID_ARGUMENT,
-                   "layer %u: experts %u to %u were asked for, the files hold %u to %u", reading->layer,
-                   first, first + *count - 1, plan->expert_first, plan->expert_end - 1);
+    return mm_fail(MEGAMOE_INVALID_ARGUMENT, "layer %u: experts %u to %u were asked for, the files hold %u to %u",
+                   reading->layer, first, first + *count - 1, plan->expert_first, plan->expert_end - 1);
 }
 
 /* What a load reads of one expert: its scales, unless nobody looks at them, and what it copies. */
@@ -352,8 +338,8 @@ static uint64_t bytes_read(const mm_reading *reading, const mm_expert *expert, b
 
 /* Reads and scans expert by expert, so that each one's pages are touched once and progress follows the reading. */
 static megamoe_status routed_read(const megamoe_checkpoint *checkpoint, mm_reading *reading,
-                                  const mm_layer_tensors *tensors, const mm_layer_plan *plan,
-                                  mm_reporting *reporting, mm_layer_source *source) {
+                                  const mm_layer_tensors *tensors, const mm_layer_plan *plan, mm_reporting *reporting,
+                                  mm_layer_source *source) {
     bool scans = !checkpoint->skip_scan || checkpoint->repair;
     for (uint32_t i = 0; i < source->expert_count; i++) {
         uint32_t expert = source->expert_first + i;
@@ -399,9 +385,8 @@ static megamoe_status experts_read(const megamoe_checkpoint *checkpoint, mm_read
 }
 
 static megamoe_status source_fill(const megamoe_checkpoint *checkpoint, mm_reading *reading,
-                                  const mm_layer_tensors *tensors, uint32_t expert_first,
-                                  uint32_t expert_count, const mm_load_report *report,
-                                  mm_layer_source *source) {
+                                  const mm_layer_tensors *tensors, uint32_t expert_first, uint32_t expert_count,
+                                  const mm_load_report *report, mm_layer_source *source) {
     mm_layer_plan plan;
     MM_TRY(mm_layer_plan_make(reading, tensors, &plan));
     source->shape = plan.shape;
@@ -428,9 +413,8 @@ static megamoe_status source_fill(const megamoe_checkpoint *checkpoint, mm_readi
     return MEGAMOE_OK;
 }
 
-megamoe_status mm_checkpoint_read_layer(const megamoe_checkpoint *checkpoint, uint32_t layer,
-                                        uint32_t expert_first, uint32_t expert_count,
-                                        const mm_load_report *report, mm_layer_source *source) {
+megamoe_status mm_checkpoint_read_layer(const megamoe_checkpoint *checkpoint, uint32_t layer, uint32_t expert_first,
+                                        uint32_t expert_count, const mm_load_report *report, mm_layer_source *source) {
     const mm_layer_tensors *tensors;
     mm_reading reading = reading_begin(checkpoint, layer);
     mm_layer_source filled = {0};

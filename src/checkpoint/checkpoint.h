@@ -17,9 +17,9 @@ typedef struct mm_layer_source {
     uint32_t expert_first, expert_count;   /* the range in `experts` */
     mm_expert *experts;                    /* [expert_count] */
     uint32_t present_first, present_count; /* the experts whose tensors are in the files */
-    float *input_scales;        /* [present_count] each one's input_global; NaN: missing or unusable */
-    float *intermediate_scales; /* [present_count] likewise; both NULL when the format has none */
-    mm_expert *shared;          /* or NULL */
+    float *input_scales;                   /* [present_count] each one's input_global; NaN: missing or unusable */
+    float *intermediate_scales;            /* [present_count] likewise; both NULL when the format has none */
+    mm_expert *shared;                     /* or NULL */
     mm_router router;
     bool declares_nvfp4_activations; /* the checkpoint says W4A4 (input scales or config) */
     uint32_t *shards;                /* the shards it reads from */
@@ -41,13 +41,11 @@ typedef struct mm_load_report {
  * Finds, checks and (unless skip_scan) scans the tensors of experts first..first+count-1 of model layer
  * `layer`; count 0: all that the file has. report may be NULL. Errors name file, tensor, layer, expert and index.
  */
-megamoe_status mm_checkpoint_read_layer(const megamoe_checkpoint *checkpoint, uint32_t layer,
-                                        uint32_t expert_first, uint32_t expert_count,
-                                        const mm_load_report *report, mm_layer_source *source);
+megamoe_status mm_checkpoint_read_layer(const megamoe_checkpoint *checkpoint, uint32_t layer, uint32_t expert_first,
+                                        uint32_t expert_count, const mm_load_report *report, mm_layer_source *source);
 void mm_layer_source_free(mm_layer_source *source);
 
 /* IO_ERROR if one of these shards is no longer as long as when mapped: reading it would be a SIGBUS. */
-megamoe_status mm_checkpoint_unchanged(const megamoe_checkpoint *checkpoint, const uint32_t *shards,
-                                       uint32_t count);
+megamoe_status mm_checkpoint_unchanged(const megamoe_checkpoint *checkpoint, const uint32_t *shards, uint32_t count);
 
 #endif

@@ -41,14 +41,12 @@ static const model models[] = {
     {"qwen3_moe", MEGAMOE_SOFTMAX_TOPK, false, false, 1, 0, MM_GATE_UP_HALVES, 0},
     {"qwen3_next", MEGAMOE_SOFTMAX_TOPK, true, false, 1, 0, MM_GATE_UP_HALVES, 0},
     {"qwen3_vl_moe", MEGAMOE_SOFTMAX_TOPK, true, false, 1, 0, MM_GATE_UP_HALVES, MM_ORIENTATION_TRANSPOSED},
-    {"qwen3_vl_moe_text", MEGAMOE_SOFTMAX_TOPK, true, false, 1, 0, MM_GATE_UP_HALVES,
-     MM_ORIENTATION_TRANSPOSED},
+    {"qwen3_vl_moe_text", MEGAMOE_SOFTMAX_TOPK, true, false, 1, 0, MM_GATE_UP_HALVES, MM_ORIENTATION_TRANSPOSED},
     {"qwen3_5_moe", MEGAMOE_SOFTMAX_TOPK, true, false, 1, 0, MM_GATE_UP_HALVES, MM_ORIENTATION_ROWS},
     {"qwen3_5_moe_text", MEGAMOE_SOFTMAX_TOPK, true, false, 1, 0, MM_GATE_UP_HALVES, MM_ORIENTATION_ROWS},
     {"olmoe", MEGAMOE_SOFTMAX_TOPK, false, false, 1, 0, MM_GATE_UP_HALVES, 0},
     {"mixtral", MEGAMOE_TOPK_SOFTMAX, true, false, 1, 0, MM_GATE_UP_HALVES, 0},
-    {"gpt_oss", MEGAMOE_TOPK_SOFTMAX, true, false, 1.702f, 1, MM_GATE_UP_INTERLEAVED,
-     MM_ORIENTATION_TRANSPOSED},
+    {"gpt_oss", MEGAMOE_TOPK_SOFTMAX, true, false, 1.702f, 1, MM_GATE_UP_INTERLEAVED, MM_ORIENTATION_TRANSPOSED},
     {"llama4", 0, false, false, 1, 0, MM_GATE_UP_HALVES, MM_ORIENTATION_TRANSPOSED},
     {"llama4_text", 0, false, false, 1, 0, MM_GATE_UP_HALVES, MM_ORIENTATION_TRANSPOSED},
 };
@@ -103,8 +101,7 @@ static megamoe_status counts_read(const char *path, const model *known, mm_confi
         {offsetof(mm_config, hidden), {"hidden_size"}},
         {offsetof(mm_config, intermediate), {"moe_intermediate_size"}},
         {offsetof(mm_config, experts), {"n_routed_experts", "num_experts", "num_local_experts"}},
-        {offsetof(mm_config, experts_per_token),
-         {"num_experts_per_tok", "num_experts_per_token", "experts_per_token"}},
+        {offsetof(mm_config, experts_per_token), {"num_experts_per_tok", "num_experts_per_token", "experts_per_token"}},
         {offsetof(mm_config, layers), {"num_hidden_layers"}},
         {offsetof(mm_config, hash_layers), {"num_hash_layers"}},
         {offsetof(mm_config, groups), {"n_group"}},
@@ -128,8 +125,7 @@ static megamoe_status counts_read(const char *path, const model *known, mm_confi
 
 static megamoe_status range_read(const char *path, mm_config *config) {
     const json_t *range = value_get(config, "megamoe_experts");
-    json_int_t first = json_integer_value(json_array_get(range, 0)),
-               end = json_integer_value(json_array_get(range, 1));
+    json_int_t first = json_integer_value(json_array_get(range, 0)), end = json_integer_value(json_array_get(range, 1));
     if (!range) return MEGAMOE_OK;
     if (json_array_size(range) != 2 || !json_is_integer(json_array_get(range, 0)) ||
         !json_is_integer(json_array_get(range, 1)) || first < 0 || end <= first || end > UINT16_MAX + 1)
@@ -142,14 +138,12 @@ static megamoe_status range_read(const char *path, mm_config *config) {
 
 /* An explicit scoring key wins over what the model type is known to do. */
 static void score_decide(mm_config *config, const model *known) {
-    static const char *const keys[] = {"scoring_func", "score_function", "score_func",
-                                       "moe_router_score_function"};
+    static const char *const keys[] = {"scoring_func", "score_function", "score_func", "moe_router_score_function"};
     static const struct {
         const char *name;
         megamoe_score score;
-    } scores[] = {{"sqrtsoftplus", MEGAMOE_SQRTSOFTPLUS},
-                  {"sigmoid", MEGAMOE_SIGMOID},
-                  {"softmax", MEGAMOE_SOFTMAX_TOPK}};
+    } scores[] = {
+        {"sqrtsoftplus", MEGAMOE_SQRTSOFTPLUS}, {"sigmoid", MEGAMOE_SIGMOID}, {"softmax", MEGAMOE_SOFTMAX_TOPK}};
     const char *key = NULL, *name = NULL;
     const json_t *method = value_get(config, "topk_method");
     for (size_t i = 0; i < sizeof keys / sizeof keys[0] && !name; i++)
@@ -163,16 +157,16 @@ static void score_decide(mm_config *config, const model *known) {
     if (!config->score && name)
         snprintf(config->router_doubt, sizeof config->router_doubt, "%s is '%.32s'", key, name);
     else if (!config->score && known)
-        snprintf(config->router_doubt, sizeof config->router_doubt,
-                 "no backend has the router of model_type %s", known->type);
+        snprintf(config->router_doubt, sizeof config->router_doubt, "no backend has the router of model_type %s",
+                 known->type);
     else if (!config->score)
         snprintf(config->router_doubt, sizeof config->router_doubt,
                  "model_type '%.32s' is not known and there is no scoring_func", config->model_type);
     if (config->score == MEGAMOE_SOFTMAX_TOPK && config->groups > 1 && json_is_string(method) &&
         strcmp(json_string_value(method), "greedy") != 0) {
         config->score = 0;
-        snprintf(config->router_doubt, sizeof config->router_doubt,
-                 "topk_method is '%.32s' with softmax scores", json_string_value(method));
+        snprintf(config->router_doubt, sizeof config->router_doubt, "topk_method is '%.32s' with softmax scores",
+                 json_string_value(method));
     }
 }
 
@@ -208,8 +202,7 @@ static megamoe_status fields_read(const char *path, mm_config *config) {
         type = json_object_get(config->text, "model_type");
         known = model_find(json_string_value(type));
     }
-    if (json_is_string(type))
-        snprintf(config->model_type, sizeof config->model_type, "%s", json_string_value(type));
+    if (json_is_string(type)) snprintf(config->model_type, sizeof config->model_type, "%s", json_string_value(type));
     MM_TRY(counts_read(path, known, config));
     MM_TRY(range_read(path, config));
     score_decide(config, known);

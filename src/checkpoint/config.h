@@ -23,8 +23,7 @@ typedef enum mm_orientation { /* of stacks [E, ., .] that their scales and sizes
 } mm_orientation;
 
 typedef struct mm_config {
-    json_t *root,
-        *text; /* config.json and its language model part (the same object in most models); or NULL */
+    json_t *root, *text; /* config.json and its language model part (the same object in most models); or NULL */
     char model_type[64];
     /* 0: not given */
     uint32_t hidden, intermediate, experts, experts_per_token, layers, hash_layers, groups, groups_per_token;

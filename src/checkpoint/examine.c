@@ -51,8 +51,8 @@ static megamoe_status transposed_note(examination *x) {
                             "tensor %s is %s, stacked as [experts, in, out]: its rows are copied when the layer is "
                             "loaded, %.2f MB of memory for each expert, %.2f MB for all %u of layer %u",
                             stack->name, shape, (double)x->info->expert_bytes / 1e6,
-                            (double)x->info->expert_bytes * x->info->experts_present / 1e6,
-                            x->info->experts_present, x->layer->layer);
+                            (double)x->info->expert_bytes * x->info->experts_present / 1e6, x->info->experts_present,
+                            x->layer->layer);
 }
 
 static megamoe_status contradiction_note(examination *x, const char *key, uint32_t declared, uint32_t found) {
@@ -62,8 +62,8 @@ static megamoe_status contradiction_note(examination *x, const char *key, uint32
                               .remedy = "The tensors are believed; correct config.json."};
     if (!declared || declared == found) return MEGAMOE_OK;
     x->contradictions++;
-    return mm_anomalies_add(x->anomalies, &place, "config.json declares %s %u, the tensors of %s have %u",
-                            key, declared, x->layer->prefix, found);
+    return mm_anomalies_add(x->anomalies, &place, "config.json declares %s %u, the tensors of %s have %u", key,
+                            declared, x->layer->prefix, found);
 }
 
 static megamoe_status sizes_compare(examination *x) {
@@ -102,16 +102,13 @@ static megamoe_status formats_compare(examination *x) {
              : x->layer->w_names ? "0.w2"
                                  : "0.down_proj");
     expected = mm_quantization_format(x->declared, module, name.stem_length);
-    if (expected == x->plan.format || (!expected && x->plan.format != x->declared->experts))
-        return MEGAMOE_OK;
+    if (expected == x->plan.format || (!expected && x->plan.format != x->declared->experts)) return MEGAMOE_OK;
     x->contradictions++;
     if (!expected)
-        return mm_anomalies_add(x->anomalies, &place,
-                                "%s leaves %s out of quantization, but its tensors are %s", x->declared->file,
-                                module, mm_format_name(x->plan.format));
-    return mm_anomalies_add(x->anomalies, &place, "%s declares %s for %s, but its tensors are %s",
-                            x->declared->file, mm_format_name(expected), module,
-                            mm_format_name(x->plan.format));
+        return mm_anomalies_add(x->anomalies, &place, "%s leaves %s out of quantization, but its tensors are %s",
+                                x->declared->file, module, mm_format_name(x->plan.format));
+    return mm_anomalies_add(x->anomalies, &place, "%s declares %s for %s, but its tensors are %s", x->declared->file,
+                            mm_format_name(expected), module, mm_format_name(x->plan.format));
 }
 
 static void globals_compare(megamoe_layer_info *info, const mm_expert *expert) {
@@ -123,12 +120,12 @@ static void globals_compare(megamoe_layer_info *info, const mm_expert *expert) {
 }
 
 static megamoe_status input_scales_note(examination *x, const mm_names *unusable) {
-    mm_anomaly_place place = {
-        .kind = "missing-input-scale",
-        .layer = (int32_t)x->layer->layer,
-        .expert = -1,
-        .remedy = "bf16 activations do not need it; for nvfp4 use --input-global token or unit and "
-                  "--intermediate-global unit."};
+    mm_anomaly_place place = {.kind = "missing-input-scale",
+                              .layer = (int32_t)x->layer->layer,
+                              .expert = -1,
+                              .remedy =
+                                  "bf16 activations do not need it; for nvfp4 use --input-global token or unit and "
+                                  "--intermediate-global unit."};
     if (x->plan.format != MM_NVFP4 || !unusable->count) return MEGAMOE_OK;
     if (!mm_layer_has_expert_part(x->layer, MM_PART_INPUT) &&
         !mm_layer_has_expert_part(x->layer, MM_PART_INVERSE_INPUT))
@@ -163,21 +160,19 @@ static megamoe_status experts_examine(examination *x) {
     if (errors > ERRORS_SHOWN) {
         mm_anomaly_place place = {
             .is_error = true, .kind = "more-errors", .layer = (int32_t)x->layer->layer, .expert = -1};
-        MM_TRY(mm_anomalies_add(x->anomalies, &place,
-                                "%u of %u experts of %s cannot be read; the first %d are listed", errors,
-                                x->plan.expert_end - x->plan.expert_first, x->layer->prefix, ERRORS_SHOWN));
+        MM_TRY(mm_anomalies_add(x->anomalies, &place, "%u of %u experts of %s cannot be read; the first %d are listed",
+                                errors, x->plan.expert_end - x->plan.expert_first, x->layer->prefix, ERRORS_SHOWN));
     }
     if (x->info->global_pairs_differing) {
-        mm_anomaly_place place = {
-            .kind = "global-scales-differ",
-            .layer = (int32_t)x->layer->layer,
-            .expert = -1,
-            .remedy = "Nothing needs to be done here: gate and up keep their own; engines that fuse "
-                      "them may not."};
+        mm_anomaly_place place = {.kind = "global-scales-differ",
+                                  .layer = (int32_t)x->layer->layer,
+                                  .expert = -1,
+                                  .remedy =
+                                      "Nothing needs to be done here: gate and up keep their own; engines that fuse "
+                                      "them may not."};
         MM_TRY(mm_anomalies_add(x->anomalies, &place,
                                 "gate and up of %u experts of %s have different global scales, by up to %.4g",
-                                x->info->global_pairs_differing, x->layer->prefix,
-                                (double)x->info->global_ratio_max));
+                                x->info->global_pairs_differing, x->layer->prefix, (double)x->info->global_ratio_max));
     }
     return input_scales_note(x, &unusable);
 }
@@ -196,8 +191,8 @@ static megamoe_status router_examine(examination *x) {
         if (parts.part[i]) x->info->other_bytes += parts.part[i]->bytes;
     x->info->router_present = x->plan.router_present;
     if (!parts.part[MM_ROUTER_WEIGHT] || x->plan.router_present) return MEGAMOE_OK;
-    return mm_anomalies_add(x->anomalies, &place, "%s has a router, but how it scores is unknown: %s",
-                            x->layer->prefix, x->reading.config->router_doubt);
+    return mm_anomalies_add(x->anomalies, &place, "%s has a router, but how it scores is unknown: %s", x->layer->prefix,
+                            x->reading.config->router_doubt);
 }
 
 static megamoe_status shared_examine(examination *x) {
@@ -207,8 +202,8 @@ static megamoe_status shared_examine(examination *x) {
     if (status != MEGAMOE_OK) return failure_note(x, status);
     if (!present) return MEGAMOE_OK;
     x->info->shared_format = mm_format_name(shared.up.format);
-    x->info->other_bytes += (shared.gate.codes ? mm_matrix_bytes(&shared.gate) : 0) +
-                            mm_matrix_bytes(&shared.up) + mm_matrix_bytes(&shared.down);
+    x->info->other_bytes += (shared.gate.codes ? mm_matrix_bytes(&shared.gate) : 0) + mm_matrix_bytes(&shared.up) +
+                            mm_matrix_bytes(&shared.down);
     return MEGAMOE_OK;
 }
 
@@ -219,9 +214,9 @@ static const char *naming_name(const mm_layer_tensors *layer) {
     return "modelopt";
 }
 
-megamoe_status mm_layer_examine(const mm_tensors *tensors, const mm_config *config,
-                                const mm_quantization *declared, const mm_layer_tensors *layer,
-                                mm_anomalies *anomalies, megamoe_layer_info *info, uint32_t *contradictions) {
+megamoe_status mm_layer_examine(const mm_tensors *tensors, const mm_config *config, const mm_quantization *declared,
+                                const mm_layer_tensors *layer, mm_anomalies *anomalies, megamoe_layer_info *info,
+                                uint32_t *contradictions) {
     examination x = {.reading = {.tensors = tensors, .config = config, .layer = layer->layer, .expert = -1},
                      .layer = layer,
                      .declared = declared,

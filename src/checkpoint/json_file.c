@@ -21,8 +21,7 @@ static void python_words_remove(char *text, size_t length) {
             in_string = !in_string;
         } else if (!in_string && (text[i] == 'I' || text[i] == 'N')) {
             size_t word = text[i] == 'I' ? 8 : 3;
-            if (length - i < word || memcmp(text + i, text[i] == 'I' ? "Infinity" : "NaN", word) != 0)
-                continue;
+            if (length - i < word || memcmp(text + i, text[i] == 'I' ? "Infinity" : "NaN", word) != 0) continue;
             if (i > 0 && text[i - 1] == '-') text[i - 1] = ' ';
             memset(text + i, ' ', word);
             memset(text + i, '"', 2);
@@ -38,8 +37,8 @@ static megamoe_status text_read(const char *path, int file, char **text, size_t 
     if (fstat(file, &facts) != 0) return mm_fail(MEGAMOE_IO_ERROR, "%s: %s", path, strerror(errno));
     if (!S_ISREG(facts.st_mode)) return mm_fail(MEGAMOE_IO_ERROR, "%s is not a regular file", path);
     if (facts.st_size > JSON_BYTES_MAX)
-        return mm_fail(MEGAMOE_CORRUPT_FILE, "%s has %lld bytes, more than the %d that a JSON file may have",
-                       path, (long long)facts.st_size, JSON_BYTES_MAX);
+        return mm_fail(MEGAMOE_CORRUPT_FILE, "%s has %lld bytes, more than the %d that a JSON file may have", path,
+                       (long long)facts.st_size, JSON_BYTES_MAX);
     buffer = malloc((size_t)facts.st_size + 1);
     if (!buffer) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory to read %s", path);
     while (have < (size_t)facts.st_size) {

@@ -175,8 +175,7 @@ bool mm_scan_string(mm_json_scan *scan, char *text) {
             text[used] = '\0';
             return true;
         }
-        if (c < 0x20)
-            return mm_scan_fail(scan, c ? "a control character in a string" : "it ends inside a string");
+        if (c < 0x20) return mm_scan_fail(scan, c ? "a control character in a string" : "it ends inside a string");
         if (c == '\\')
             length = escape_read(scan, text + used);
         else if (c >= 0x80)
@@ -210,8 +209,7 @@ bool mm_scan_count(mm_json_scan *scan, int64_t *count) {
             return mm_scan_fail(scan, "a number that does not fit 63 bits");
         scan->at++;
     }
-    if (available(scan) && strchr(".eE", scan->buffer[scan->at]))
-        return mm_scan_fail(scan, "expected a whole number");
+    if (available(scan) && strchr(".eE", scan->buffer[scan->at])) return mm_scan_fail(scan, "expected a whole number");
     *count = value;
     return true;
 }

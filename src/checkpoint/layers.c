@@ -7,10 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t key_make(uint32_t layer, mm_place place, uint32_t expert, mm_projection projection,
-                         uint32_t part) {
-    return (uint64_t)layer << 40 | (uint64_t)place << 36 | (uint64_t)expert << 16 |
-           (uint64_t)projection << 8 | part;
+static uint64_t key_make(uint32_t layer, mm_place place, uint32_t expert, mm_projection projection, uint32_t part) {
+    return (uint64_t)layer << 40 | (uint64_t)place << 36 | (uint64_t)expert << 16 | (uint64_t)projection << 8 | part;
 }
 
 static uint32_t key_layer(uint64_t key) {
@@ -43,8 +41,7 @@ static megamoe_status unknown_note(const mm_names *unknown, mm_anomalies *anomal
                               .expert = -1,
                               .remedy = "Check the spelling; these tensors are not used."};
     if (!unknown->count) return MEGAMOE_OK;
-    return mm_anomalies_add(anomalies, &place,
-                            "%u tensors inside MoE layers have names that mean nothing here: %s",
+    return mm_anomalies_add(anomalies, &place, "%u tensors inside MoE layers have names that mean nothing here: %s",
                             unknown->count, unknown->text);
 }
 
@@ -80,9 +77,8 @@ static megamoe_status layers_cut(mm_layers *layers, uint32_t count) {
     for (uint32_t begin = 0, end; begin < count; begin = end) {
         mm_layer_tensors *layer = &layers->layers[layers->count];
         bool has_experts = false;
-        for (end = begin; end < count &&
-                          key_layer(layers->references[end].key) == key_layer(layers->references[begin].key);
-             end++) {
+        for (end = begin;
+             end < count && key_layer(layers->references[end].key) == key_layer(layers->references[begin].key); end++) {
             mm_place place = key_place(layers->references[end].key);
             has_experts |= place == MM_PLACE_EXPERT || place == MM_PLACE_STACK;
         }
@@ -103,8 +99,7 @@ megamoe_status mm_layers_build(const mm_tensors *tensors, uint32_t layer_count, 
     mm_names unknown = {0};
     megamoe_status status;
     if (layer_count > UINT16_MAX)
-        return mm_fail(MEGAMOE_CORRUPT_FILE, "config.json: num_hidden_layers is %u, above %u", layer_count,
-                       UINT16_MAX);
+        return mm_fail(MEGAMOE_CORRUPT_FILE, "config.json: num_hidden_layers is %u, above %u", layer_count, UINT16_MAX);
     names = malloc((tensors->count + 1) * sizeof *names);
     *layers = (mm_layers){.references = malloc((tensors->count + 1) * sizeof *layers->references)};
     if (!names || !layers->references) {
@@ -117,10 +112,9 @@ megamoe_status mm_layers_build(const mm_tensors *tensors, uint32_t layer_count, 
         const mm_tensor_name *name = &names[i];
         if (name->place == MM_PLACE_UNKNOWN) mm_names_add(&unknown, tensors->tensors[i].name);
         if (name->place < MM_PLACE_EXPERT) continue;
-        layers->references[count++] =
-            (mm_reference){key_make(name->layer + (name->mtp ? first_mtp : 0), name->place, name->expert,
-                                    name->projection, name->part),
-                           &tensors->tensors[i]};
+        layers->references[count++] = (mm_reference){key_make(name->layer + (name->mtp ? first_mtp : 0), name->place,
+                                                              name->expert, name->projection, name->part),
+                                                     &tensors->tensors[i]};
     }
     free(names);
     qsort(layers->references, count, sizeof *layers->references, by_key);

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-megamoe_status mm_reading_refuse(mm_reading *reading, megamoe_status status, const char *kind,
-                                 const mm_tensor *tensor, const char *format, ...) {
+megamoe_status mm_reading_refuse(mm_reading *reading, megamoe_status status, const char *kind, const mm_tensor *tensor,
+                                 const char *format, ...) {
     char what[768], expert[32] = "";
     va_list arguments;
     va_start(arguments, format);
@@ -21,8 +21,8 @@ megamoe_status mm_reading_refuse(mm_reading *reading, megamoe_status status, con
     reading->refused = tensor ? tensor->name : NULL;
     if (reading->expert >= 0) snprintf(expert, sizeof expert, ", expert %d", reading->expert);
     if (!tensor) return mm_fail(status, "layer %u%s: %s", reading->layer, expert, what);
-    return mm_fail(status, "%s: layer %u%s: tensor %s %s", reading->tensors->shards[tensor->shard].path,
-                   reading->layer, expert, tensor->name, what);
+    return mm_fail(status, "%s: layer %u%s: tensor %s %s", reading->tensors->shards[tensor->shard].path, reading->layer,
+                   expert, tensor->name, what);
 }
 
 void mm_reading_use(mm_reading *reading, const mm_tensor *tensor) {
@@ -61,17 +61,14 @@ static megamoe_status shape_refuse(mm_reading *reading, const mm_tensor *tensor,
  * The slice of a tensor [rows, columns] or a stack [experts, rows, columns]. The blocks of gpt-oss have one
  * dimension more, [experts, rows, groups, bytes], whose last two are one row.
  */
-static megamoe_status view_make(mm_reading *reading, const mm_tensor *tensor, const mm_slice *slice,
-                                view *out) {
+static megamoe_status view_make(mm_reading *reading, const mm_tensor *tensor, const mm_slice *slice, view *out) {
     uint32_t first = slice->stacked ? 1 : 0;
     bool split = slice->stacked && tensor->rank == 4;
     if ((tensor->rank != first + 2 && !split) || tensor->bytes == 0)
-        return shape_refuse(reading, tensor, "%s",
-                            slice->stacked ? "[experts, rows, columns]" : "[rows, columns]");
+        return shape_refuse(reading, tensor, "%s", slice->stacked ? "[experts, rows, columns]" : "[rows, columns]");
     if (slice->stacked && tensor->extent[0] != slice->experts)
         return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "expert-count", tensor,
-                                 "stacks %" PRId64 " experts, expected %u", tensor->extent[0],
-                                 slice->experts);
+                                 "stacks %" PRId64 " experts, expected %u", tensor->extent[0], slice->experts);
     mm_reading_use(reading, tensor);
     out->tensor = tensor;
     out->rows = (uint64_t)tensor->extent[first];
@@ -96,8 +93,8 @@ static size_t element_bytes(const mm_tensor *tensor) {
 }
 
 /* to[c][r] = from[r][c] in tiles, so that neither side is walked a page at a time. */
-static void transpose(const uint8_t *from, size_t from_pitch, size_t rows, size_t columns, size_t step,
-                      size_t size, uint8_t *to) {
+static void transpose(const uint8_t *from, size_t from_pitch, size_t rows, size_t columns, size_t step, size_t size,
+                      uint8_t *to) {
     enum { TILE = 64 };
     for (size_t top = 0; top < rows; top += TILE)
         for (size_t left = 0; left < columns; left += TILE)
@@ -110,15 +107,14 @@ static void transpose(const uint8_t *from, size_t from_pitch, size_t rows, size_
  * The slice of a stack [experts, in, out]. Rows of the weight are its columns, which no pitch can describe:
  * they are copied, when they are wanted at all. This is the one layout whose weights are not used in place.
  */
-static megamoe_status view_transposed(mm_reading *reading, const mm_tensor *tensor, const mm_slice *slice,
-                                      bool wanted, view *out) {
+static megamoe_status view_transposed(mm_reading *reading, const mm_tensor *tensor, const mm_slice *slice, bool wanted,
+                                      view *out) {
     size_t size = element_bytes(tensor), in = (size_t)tensor->extent[1], width = (size_t)tensor->extent[2];
     bool half = slice->half != MM_WHOLE;
     const uint8_t *first = tensor->data + slice->expert * in * width * size;
     uint8_t *copy;
     if (tensor->rank != 3 || tensor->bytes == 0 || tensor->extent[0] != slice->experts)
-        return shape_refuse(reading, tensor, "[%u, in, out] like the transposed stack beside it",
-                            slice->experts);
+        return shape_refuse(reading, tensor, "[%u, in, out] like the transposed stack beside it", slice->experts);
     if (half && width % 2) return shape_refuse(reading, tensor, "an even number of columns, gate and up");
     mm_reading_use(reading, tensor);
     *out = (view){tensor, first, half ? width / 2 : width, in, in * size, in * size};
@@ -144,18 +140,16 @@ static uint8_t *view_copy(mm_reading *reading, const view *from) {
 
 /* Elements of more than one byte are promised to be aligned; a file with an odd header does not keep that. */
 static megamoe_status view_align(mm_reading *reading, view *v, size_t alignment) {
-    if (((uintptr_t)v->data % alignment == 0 && v->pitch % alignment == 0) ||
-        reading->copies < MM_COPY_ALL)
+    if (((uintptr_t)v->data % alignment == 0 && v->pitch % alignment == 0) || reading->copies < MM_COPY_ALL)
         return MEGAMOE_OK;
     v->data = view_copy(reading, v);
     v->pitch = v->row_bytes;
-    return v->data ? MEGAMOE_OK
-                   : mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory to align tensor %s", v->tensor->name);
+    return v->data ? MEGAMOE_OK : mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory to align tensor %s", v->tensor->name);
 }
 
 /* The one part of several spellings that is there; *found is NULL if none is. */
-static megamoe_status part_choose(mm_reading *reading, const mm_parts *parts, const mm_part *spellings,
-                                  uint32_t count, const mm_tensor **found) {
+static megamoe_status part_choose(mm_reading *reading, const mm_parts *parts, const mm_part *spellings, uint32_t count,
+                                  const mm_tensor **found) {
     *found = NULL;
     for (uint32_t i = 0; i < count; i++) {
         const mm_tensor *tensor = parts->part[spellings[i]];
@@ -169,8 +163,7 @@ static megamoe_status part_choose(mm_reading *reading, const mm_parts *parts, co
 }
 
 /* One F32 value of this expert: a tensor of one element, or of one per expert (and half) in a stack. */
-static megamoe_status scalar_read(mm_reading *reading, const mm_tensor *tensor, const mm_slice *slice,
-                                  float *value) {
+static megamoe_status scalar_read(mm_reading *reading, const mm_tensor *tensor, const mm_slice *slice, float *value) {
     uint64_t count = tensor->bytes / sizeof *value, index = 0;
     if (mm_tensor_dtype(tensor) != MEGAMOE_F32) return shape_refuse(reading, tensor, "one F32 value");
     if (slice->stacked && count == slice->experts)
@@ -178,8 +171,7 @@ static megamoe_status scalar_read(mm_reading *reading, const mm_tensor *tensor, 
     else if (slice->stacked && slice->half != MM_WHOLE && count == 2ull * slice->experts)
         index = 2ull * slice->expert + (slice->half == MM_SECOND_HALF);
     else if (count != 1)
-        return shape_refuse(reading, tensor,
-                            slice->stacked ? "one F32 value, or one per expert" : "one F32 value");
+        return shape_refuse(reading, tensor, slice->stacked ? "one F32 value, or one per expert" : "one F32 value");
     mm_reading_use(reading, tensor);
     memcpy(value, tensor->data + index * sizeof *value, sizeof *value);
     return MEGAMOE_OK;
@@ -196,8 +188,7 @@ static bool factor_usable(float value) {
  * there; if both are, they must agree.
  */
 static megamoe_status factor_read(mm_reading *reading, const mm_parts *parts, const mm_slice *slice,
-                                  mm_part direct_part, mm_part inverse_part, float *factor,
-                                  const mm_tensor **present) {
+                                  mm_part direct_part, mm_part inverse_part, float *factor, const mm_tensor **present) {
     const mm_tensor *direct = parts->part[direct_part], *inverse = parts->part[inverse_part];
     float value = 0.0f, divisor = 0.0f;
     *present = direct ? direct : inverse;
@@ -205,8 +196,8 @@ static megamoe_status factor_read(mm_reading *reading, const mm_parts *parts, co
     if (inverse) MM_TRY(scalar_read(reading, inverse, slice, &divisor));
     if (direct && inverse && !(fabsf(value * divisor - 1.0f) <= 1e-6f))
         return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "two-spellings", direct,
-                                 "is %g, but tensor %s is %g and should be its inverse", (double)value,
-                                 inverse->name, (double)divisor);
+                                 "is %g, but tensor %s is %g and should be its inverse", (double)value, inverse->name,
+                                 (double)divisor);
     *factor = direct ? value : 1.0f / divisor;
     if (!direct && !factor_usable(divisor)) *factor = NAN;
     return MEGAMOE_OK;
@@ -229,8 +220,7 @@ static megamoe_status global_read(mm_reading *reading, const mm_parts *parts, co
 float mm_input_scale_read(mm_reading *reading, const mm_parts *parts, const mm_slice *slice) {
     const mm_tensor *tensor;
     float scale = NAN;
-    if (factor_read(reading, parts, slice, MM_PART_INPUT, MM_PART_INVERSE_INPUT, &scale, &tensor) !=
-        MEGAMOE_OK)
+    if (factor_read(reading, parts, slice, MM_PART_INPUT, MM_PART_INVERSE_INPUT, &scale, &tensor) != MEGAMOE_OK)
         return NAN;
     return tensor && factor_usable(scale) ? scale : NAN;
 }
@@ -248,10 +238,9 @@ static megamoe_status fp4_scales_read(mm_reading *reading, const mm_tensor *tens
         return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "shape", stack,
                                  "has K = %u, which is not a multiple of %u", matrix->columns, group);
     if (scales.rows != matrix->rows || scales.columns != matrix->columns / group)
-        return shape_refuse(
-            reading, tensor, "%s[%u, %u]%s beside the codes of %s", slice->stacked ? "[experts] of " : "",
-            matrix->rows * (slice->half == MM_WHOLE ? 1u : 2u), matrix->columns / group,
-            slice->transposed ? " (transposed)" : "", stack->name);
+        return shape_refuse(reading, tensor, "%s[%u, %u]%s beside the codes of %s",
+                            slice->stacked ? "[experts] of " : "", matrix->rows * (slice->half == MM_WHOLE ? 1u : 2u),
+                            matrix->columns / group, slice->transposed ? " (transposed)" : "", stack->name);
     matrix->scales = scales.data;
     matrix->scale_row_bytes = scales.pitch;
     return MEGAMOE_OK;
@@ -269,12 +258,11 @@ static megamoe_status mxfp4_values_convert(mm_reading *reading, const mm_tensor 
         for (uint32_t group = 0; group < groups; group++) {
             float value;
             int exponent;
-            memcpy(&value, matrix->scales + row * matrix->scale_row_bytes + group * sizeof value,
-                   sizeof value);
+            memcpy(&value, matrix->scales + row * matrix->scale_row_bytes + group * sizeof value, sizeof value);
             if (!(value > 0.0f) || isinf(value) || frexpf(value, &exponent) != 0.5f || exponent < -126)
                 return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "bad-scale", tensor,
-                                         "holds %g at [%u, %u], expected a power of two from 2^-127",
-                                         (double)value, row, group);
+                                         "holds %g at [%u, %u], expected a power of two from 2^-127", (double)value,
+                                         row, group);
             bytes[(size_t)row * groups + group] = (uint8_t)(exponent + 126);
         }
     matrix->scales = bytes;
@@ -282,8 +270,8 @@ static megamoe_status mxfp4_values_convert(mm_reading *reading, const mm_tensor 
     return MEGAMOE_OK;
 }
 
-static megamoe_status fp4_read(mm_reading *reading, const mm_parts *parts, const mm_slice *slice,
-                               const view *codes, const mm_tensor *scale, mm_matrix *matrix) {
+static megamoe_status fp4_read(mm_reading *reading, const mm_parts *parts, const mm_slice *slice, const view *codes,
+                               const mm_tensor *scale, mm_matrix *matrix) {
     const mm_tensor *global =
         parts->part[MM_PART_GLOBAL] ? parts->part[MM_PART_GLOBAL] : parts->part[MM_PART_INVERSE_GLOBAL];
     if (!scale)
@@ -299,8 +287,7 @@ static megamoe_status fp4_read(mm_reading *reading, const mm_parts *parts, const
         return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "format", scale,
                                  "is %s, but beside the global scale %s NVFP4 scales are F8_E4M3",
                                  mm_tensor_dtype_name(scale), global->name);
-    if (matrix->scale_dtype != MEGAMOE_E8M0 && matrix->scale_dtype != MEGAMOE_U8 &&
-        matrix->scale_dtype != MEGAMOE_F32)
+    if (matrix->scale_dtype != MEGAMOE_E8M0 && matrix->scale_dtype != MEGAMOE_U8 && matrix->scale_dtype != MEGAMOE_F32)
         return shape_refuse(reading, scale, "scales that are F8_E4M3, F8_E8M0, U8 or F32");
     matrix->format = MM_MXFP4;
     MM_TRY(fp4_scales_read(reading, scale, slice, codes, 32, matrix));
@@ -332,11 +319,10 @@ static megamoe_status orientation_find(mm_reading *reading, const mm_slice *slic
     *transposed = as_rows && reading->config->stacks == MM_ORIENTATION_TRANSPOSED;
     if (!as_rows || reading->config->stacks) return MEGAMOE_OK;
     mm_tensor_shape_text(tensor, shape, sizeof shape);
-    return mm_reading_refuse(
-        reading, MEGAMOE_UNSUPPORTED_MODEL, "ambiguous-stack", tensor,
-        "is %s, which is ambiguous: [experts, out, in] and [experts, in, out] both fit, and "
-        "model_type '%s' does not say which it is",
-        shape, reading->config->model_type);
+    return mm_reading_refuse(reading, MEGAMOE_UNSUPPORTED_MODEL, "ambiguous-stack", tensor,
+                             "is %s, which is ambiguous: [experts, out, in] and [experts, in, out] both fit, and "
+                             "model_type '%s' does not say which it is",
+                             shape, reading->config->model_type);
 }
 
 /* The size of one block along a side of `extent` elements that has `blocks` scales. 0: none fits. */
@@ -349,16 +335,15 @@ static uint32_t block_size(uint64_t extent, uint64_t blocks, uint32_t declared) 
 }
 
 static uint32_t declared_block(const mm_config *config, size_t side) {
-    const json_t *sizes =
-        json_object_get(json_object_get(config->root, "quantization_config"), "weight_block_size");
+    const json_t *sizes = json_object_get(json_object_get(config->root, "quantization_config"), "weight_block_size");
     json_int_t size = json_integer_value(json_array_get(sizes, side));
     return size > 0 && size <= 65536 ? (uint32_t)size : 0;
 }
 
 /* FP8 scales: one value for the matrix (or per expert of a stack), or a grid of blocks whose last ones may be
  * partial. */
-static megamoe_status fp8_read(mm_reading *reading, const mm_slice *slice, const view *codes,
-                               const mm_tensor *scale, mm_matrix *matrix) {
+static megamoe_status fp8_read(mm_reading *reading, const mm_slice *slice, const view *codes, const mm_tensor *scale,
+                               mm_matrix *matrix) {
     view grid = {0};
     uint64_t count, offset_rows = 0;
     uint32_t experts = slice->stacked ? slice->experts : 1;
@@ -412,17 +397,14 @@ static megamoe_status bias_read(mm_reading *reading, const mm_tensor *tensor, co
     view bias = {.tensor = tensor, .rows = matrix->rows, .columns = 1};
     if (tensor->rank != rank || tensor->extent[rank - 1] != (int64_t)matrix->rows * halves ||
         (slice->stacked && tensor->extent[0] != slice->experts))
-        return shape_refuse(reading, tensor, "%s[%u]", slice->stacked ? "[experts] of " : "",
-                            matrix->rows * halves);
+        return shape_refuse(reading, tensor, "%s[%u]", slice->stacked ? "[experts] of " : "", matrix->rows * halves);
     matrix->bias_dtype = mm_tensor_dtype(tensor);
     if (matrix->bias_dtype != MEGAMOE_BF16 && matrix->bias_dtype != MEGAMOE_F32)
         return shape_refuse(reading, tensor, "a bias that is BF16 or F32");
     mm_reading_use(reading, tensor);
     bias.row_bytes = bias.pitch = matrix->bias_dtype == MEGAMOE_F32 ? 4 : 2;
-    bias.data = tensor->data +
-                (slice->stacked ? (uint64_t)slice->expert * matrix->rows * halves * bias.row_bytes : 0);
-    if (slice->half == MM_SECOND_HALF)
-        bias.data += slice->interleaved ? bias.pitch : matrix->rows * bias.pitch;
+    bias.data = tensor->data + (slice->stacked ? (uint64_t)slice->expert * matrix->rows * halves * bias.row_bytes : 0);
+    if (slice->half == MM_SECOND_HALF) bias.data += slice->interleaved ? bias.pitch : matrix->rows * bias.pitch;
     if (slice->half != MM_WHOLE && slice->interleaved) bias.pitch *= 2;
     MM_TRY(view_align(reading, &bias, bias.row_bytes));
     matrix->bias = bias.data;
@@ -446,8 +428,7 @@ static megamoe_status codes_read(mm_reading *reading, const mm_parts *parts, con
     else
         MM_TRY(view_make(reading, tensor, slice, &codes));
     if (packed) codes.columns *= 2;
-    if (codes.rows > INT32_MAX || codes.columns > INT32_MAX)
-        return shape_refuse(reading, tensor, "extents below 2^31");
+    if (codes.rows > INT32_MAX || codes.columns > INT32_MAX) return shape_refuse(reading, tensor, "extents below 2^31");
     matrix->rows = (uint32_t)codes.rows;
     matrix->columns = (uint32_t)codes.columns;
     if (packed || dtype == MEGAMOE_E2M1X2) {
@@ -457,8 +438,8 @@ static megamoe_status codes_read(mm_reading *reading, const mm_parts *parts, con
     } else if (dtype == MEGAMOE_BF16) {
         matrix->format = MM_BF16;
         if (scale)
-            return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "format", scale,
-                                     "scales tensor %s, which is BF16", tensor->name);
+            return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "format", scale, "scales tensor %s, which is BF16",
+                                     tensor->name);
         MM_TRY(view_align(reading, &codes, sizeof(uint16_t)));
     } else {
         return mm_reading_refuse(reading, MEGAMOE_UNSUPPORTED_MODEL, "format", tensor,
@@ -471,8 +452,7 @@ static megamoe_status codes_read(mm_reading *reading, const mm_parts *parts, con
     return MEGAMOE_OK;
 }
 
-megamoe_status mm_matrix_read(mm_reading *reading, const mm_parts *parts, const mm_slice *slice,
-                              mm_matrix *matrix) {
+megamoe_status mm_matrix_read(mm_reading *reading, const mm_parts *parts, const mm_slice *slice, mm_matrix *matrix) {
     static const mm_part code_parts[] = {MM_PART_WEIGHT, MM_PART_PACKED, MM_PART_BLOCKS};
     const mm_tensor *codes;
     *matrix = (mm_matrix){.global = 1.0f};
@@ -483,8 +463,7 @@ megamoe_status mm_matrix_read(mm_reading *reading, const mm_parts *parts, const 
     if (!codes) {
         const mm_tensor *other = NULL;
         for (uint32_t i = 0; i < MM_PART_COUNT && !other; i++) other = parts->part[i];
-        return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "missing-weight", other,
-                                 "has no weight beside it");
+        return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "missing-weight", other, "has no weight beside it");
     }
     MM_TRY(codes_read(reading, parts, slice, codes, matrix));
     if (parts->part[MM_PART_BIAS]) MM_TRY(bias_read(reading, parts->part[MM_PART_BIAS], slice, matrix));

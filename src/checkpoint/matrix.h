@@ -30,12 +30,10 @@ typedef struct mm_reading {
 } mm_reading;
 
 /* Fails with "FILE: layer N, expert E: tensor NAME " and the rest; tensor may be NULL. */
-megamoe_status mm_reading_refuse(mm_reading *reading, megamoe_status status, const char *kind,
-                                 const mm_tensor *tensor, const char *format, ...)
-    __attribute__((format(printf, 5, 6)));
+megamoe_status mm_reading_refuse(mm_reading *reading, megamoe_status status, const char *kind, const mm_tensor *tensor,
+                                 const char *format, ...) __attribute__((format(printf, 5, 6)));
 void mm_reading_use(mm_reading *reading, const mm_tensor *tensor); /* notes its shard */
-void *mm_reading_own(mm_reading *reading,
-                     size_t bytes); /* memory that lives as long as the source; NULL: none left */
+void *mm_reading_own(mm_reading *reading, size_t bytes); /* memory that lives as long as the source; NULL: none left */
 
 typedef enum mm_half { MM_WHOLE, MM_FIRST_HALF, MM_SECOND_HALF } mm_half;
 
@@ -49,8 +47,7 @@ typedef struct mm_slice {
     bool is_down;    /* K is I rather than H */
 } mm_slice;
 
-megamoe_status mm_matrix_read(mm_reading *reading, const mm_parts *parts, const mm_slice *slice,
-                              mm_matrix *matrix);
+megamoe_status mm_matrix_read(mm_reading *reading, const mm_parts *parts, const mm_slice *slice, mm_matrix *matrix);
 
 /*
  * input_scale as a multiplier; NaN if it is missing, not one F32 value, zero, denormal, negative, infinite or

@@ -103,10 +103,8 @@ static const char *after(const char *text, const char *beginning) {
 static const char *number_read(const char *text, uint32_t *number) {
     const char *digit = text;
     uint32_t value = 0;
-    for (; *digit >= '0' && *digit <= '9' && digit - text < 5; digit++)
-        value = value * 10 + (uint32_t)(*digit - '0');
-    if (digit == text || *digit != '.' || value > UINT16_MAX || (*text == '0' && digit - text > 1))
-        return NULL;
+    for (; *digit >= '0' && *digit <= '9' && digit - text < 5; digit++) value = value * 10 + (uint32_t)(*digit - '0');
+    if (digit == text || *digit != '.' || value > UINT16_MAX || (*text == '0' && digit - text > 1)) return NULL;
     *number = value;
     return digit + 1;
 }

@@ -18,8 +18,7 @@ struct mm_ignore {
 
 /* The names of a module under the spellings of the part before "layers." that lists use. */
 #define SPELLINGS 5
-static const char *const stems[SPELLINGS - 1] = {"", "model.", "model.language_model.",
-                                                 "language_model.model."};
+static const char *const stems[SPELLINGS - 1] = {"", "model.", "model.language_model.", "language_model.model."};
 
 static bool wildcard_matches(const char *pattern, const char *text) {
     const char *star = NULL, *resume = NULL;
@@ -124,8 +123,7 @@ static megamoe_status ignore_add(const char *text, mm_anomalies *anomalies, mm_q
             mm_anomaly_place place = {.kind = "config-pattern",
                                       .layer = -1,
                                       .expert = -1,
-                                      .remedy =
-                                          "The entry is not used; the tensors decide what is quantized."};
+                                      .remedy = "The entry is not used; the tensors decide what is quantized."};
             free(entry->text);
             return mm_anomalies_add(anomalies, &place, "%s: the ignore entry '%.200s' cannot be understood",
                                     declared->file, text);
@@ -136,8 +134,7 @@ static megamoe_status ignore_add(const char *text, mm_anomalies *anomalies, mm_q
     return MEGAMOE_OK;
 }
 
-static megamoe_status ignored_read(const json_t *section, mm_anomalies *anomalies,
-                                   mm_quantization *declared) {
+static megamoe_status ignored_read(const json_t *section, mm_anomalies *anomalies, mm_quantization *declared) {
     static const char *const keys[] = {"ignore", "exclude_modules", "modules_to_not_convert"};
     size_t count = 0, index;
     json_t *value;
@@ -221,9 +218,8 @@ megamoe_status mm_quantization_read(const char *directory, const mm_config *conf
                                   .layer = -1,
                                   .expert = -1,
                                   .remedy = "hf_quant_config.json is believed; correct config.json."};
-        status =
-            mm_anomalies_add(anomalies, &place, "hf_quant_config.json declares %s experts, config.json %s",
-                             mm_format_name(declared->experts), mm_format_name(format));
+        status = mm_anomalies_add(anomalies, &place, "hf_quant_config.json declares %s experts, config.json %s",
+                                  mm_format_name(declared->experts), mm_format_name(format));
     }
     if (status != MEGAMOE_OK) mm_quantization_free(declared);
     return status;

@@ -31,8 +31,8 @@ bool mm_rates_slowest(const mm_shard_rate *rates, uint32_t count, uint32_t *shar
         if (!rates[i].bytes || rates[i].seconds <= 0) continue;
         rest.bytes += rates[i].bytes;
         rest.seconds += rates[i].seconds;
-        if (slowest == count || (double)rates[i].bytes * rates[slowest].seconds <
-                                    (double)rates[slowest].bytes * rates[i].seconds)
+        if (slowest == count ||
+            (double)rates[i].bytes * rates[slowest].seconds < (double)rates[slowest].bytes * rates[i].seconds)
             slowest = i;
     }
     if (slowest == count || rates[slowest].seconds < 0.5) return false;
@@ -50,8 +50,7 @@ void mm_report_end(const mm_reporting *reporting, const mm_tensors *tensors) {
     uint32_t shard;
     double rate, others;
     char message[768];
-    if (!to || !to->log || !mm_rates_slowest(reporting->rates, tensors->shard_count, &shard, &rate, &others))
-        return;
+    if (!to || !to->log || !mm_rates_slowest(reporting->rates, tensors->shard_count, &shard, &rate, &others)) return;
     snprintf(message, sizeof message, "%s is slow: it was read at %.3g MB/s, the other shards at %.3g MB/s",
              tensors->shards[shard].path, rate / 1e6, others / 1e6);
     to->log(to->log_context, 1, message);

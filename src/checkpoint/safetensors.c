@@ -113,8 +113,7 @@ static bool shape_scan(mm_json_scan *scan, entry *e) {
 static bool offsets_scan(mm_json_scan *scan, entry *e) {
     bool first = true;
     return mm_scan_open(scan, '[') && mm_scan_next_item(scan, &first) && mm_scan_count(scan, &e->begin) &&
-           mm_scan_next_item(scan, &first) && mm_scan_count(scan, &e->end) &&
-           !mm_scan_next_item(scan, &first);
+           mm_scan_next_item(scan, &first) && mm_scan_count(scan, &e->end) && !mm_scan_next_item(scan, &first);
 }
 
 /* {"dtype": ..., "shape": [...], "data_offsets": [begin, end]}, each once; other keys are for other readers.
@@ -150,13 +149,13 @@ static megamoe_status kind_find(const mm_shard *shard, const entry *e, mm_tensor
             tensor->kind = (uint8_t)i;
             return MEGAMOE_OK;
         }
-    return mm_fail(MEGAMOE_CORRUPT_FILE, "%s: tensor %s has the unknown dtype '%.32s'", shard->path,
-                   tensor->name, e->dtype);
+    return mm_fail(MEGAMOE_CORRUPT_FILE, "%s: tensor %s has the unknown dtype '%.32s'", shard->path, tensor->name,
+                   e->dtype);
 }
 
 /* The entry as a tensor; data points at the first byte after the header, and nothing is read there. */
-static megamoe_status entry_check(const mm_shard *shard, const entry *e, const uint8_t *data,
-                                  uint64_t data_bytes, mm_tensor *tensor) {
+static megamoe_status entry_check(const mm_shard *shard, const entry *e, const uint8_t *data, uint64_t data_bytes,
+                                  mm_tensor *tensor) {
     uint64_t bits;
     char shape[128];
     if (!e->has_dtype || !e->has_shape || !e->has_offsets)
@@ -167,8 +166,8 @@ static megamoe_status entry_check(const mm_shard *shard, const entry *e, const u
     MM_TRY(kind_find(shard, e, tensor));
     if (e->begin > e->end || (uint64_t)e->end > data_bytes)
         return mm_fail(MEGAMOE_CORRUPT_FILE,
-                       "%s: tensor %s has data_offsets [%" PRId64 ", %" PRId64
-                       "], but the file holds %" PRIu64 " bytes of data",
+                       "%s: tensor %s has data_offsets [%" PRId64 ", %" PRId64 "], but the file holds %" PRIu64
+                       " bytes of data",
                        shard->path, tensor->name, e->begin, e->end, data_bytes);
     if (e->too_many || __builtin_mul_overflow(e->elements, (uint64_t)kinds[tensor->kind].bits, &bits))
         return bad_tensor(shard, tensor->name, "has a shape whose size does not fit 64 bits");
@@ -179,8 +178,7 @@ static megamoe_status entry_check(const mm_shard *shard, const entry *e, const u
     if (bits % 8 == 0 && bits / 8 == tensor->bytes) return MEGAMOE_OK;
     mm_tensor_shape_text(tensor, shape, sizeof shape);
     return mm_fail(MEGAMOE_CORRUPT_FILE,
-                   "%s: tensor %s is %s %s, which takes %" PRIu64
-                   " bytes, but its data_offsets give %" PRIu64,
+                   "%s: tensor %s is %s %s, which takes %" PRIu64 " bytes, but its data_offsets give %" PRIu64,
                    shard->path, tensor->name, mm_tensor_dtype_name(tensor), shape, bits / 8, tensor->bytes);
 }
 
@@ -202,8 +200,8 @@ static megamoe_status tensor_append(mm_shard *shard, const char *name, uint32_t 
 }
 
 /* Everything between the header's braces. `name` and `e` are room for one entry. */
-static megamoe_status header_scan(mm_json_scan *scan, mm_shard *shard, uint64_t header_bytes, uint32_t number,
-                                  entry *e, char *name, mm_tensors *tensors) {
+static megamoe_status header_scan(mm_json_scan *scan, mm_shard *shard, uint64_t header_bytes, uint32_t number, entry *e,
+                                  char *name, mm_tensors *tensors) {
     const uint8_t *data = shard->base + 8 + header_bytes;
     uint64_t data_bytes = shard->bytes - 8 - header_bytes;
     bool first = true, has_metadata = false;
@@ -217,8 +215,8 @@ static megamoe_status header_scan(mm_json_scan *scan, mm_shard *shard, uint64_t 
         }
         MM_TRY(tensor_append(shard, name, number, tensors, &tensor));
         if (!entry_scan(scan, name, e))
-            return mm_fail(MEGAMOE_CORRUPT_FILE, "%s: byte %" PRIu64 ": tensor %s: %s", shard->path,
-                           scan->offset, tensor->name, scan->problem);
+            return mm_fail(MEGAMOE_CORRUPT_FILE, "%s: byte %" PRIu64 ": tensor %s: %s", shard->path, scan->offset,
+                           tensor->name, scan->problem);
         MM_TRY(entry_check(shard, e, data, data_bytes, tensor));
         tensors->count++;
     }
@@ -227,8 +225,7 @@ static megamoe_status header_scan(mm_json_scan *scan, mm_shard *shard, uint64_t 
                    scan->problem);
 }
 
-static megamoe_status header_read(mm_shard *shard, uint64_t header_bytes, uint32_t number,
-                                  mm_tensors *tensors) {
+static megamoe_status header_read(mm_shard *shard, uint64_t header_bytes, uint32_t number, mm_tensors *tensors) {
     struct {
         mm_json_scan scan;
         entry e;
@@ -271,16 +268,14 @@ static megamoe_status tiling_check(const mm_shard *shard, const mm_tensors *tens
                              shard->path, order[i]->name, begin, order[i - 1]->name, end);
         else if (begin > end)
             status = mm_fail(MEGAMOE_CORRUPT_FILE,
-                             "%s: bytes %" PRIu64 " to %" PRIu64
-                             " of the data, before tensor %s, belong to no tensor",
+                             "%s: bytes %" PRIu64 " to %" PRIu64 " of the data, before tensor %s, belong to no tensor",
                              shard->path, end, begin, order[i]->name);
         end = begin + order[i]->bytes;
     }
     free(order);
     if (status == MEGAMOE_OK && end != data_bytes)
         status = mm_fail(MEGAMOE_CORRUPT_FILE,
-                         "%s: the tensors end at byte %" PRIu64
-                         " of the data, but the file goes on to byte %" PRIu64,
+                         "%s: the tensors end at byte %" PRIu64 " of the data, but the file goes on to byte %" PRIu64,
                          shard->path, end, data_bytes);
     return status;
 }
@@ -293,8 +288,8 @@ static megamoe_status header_length(const mm_shard *shard, uint64_t *length) {
     ssize_t got = pread(shard->file, start, sizeof start, 0);
     if (got < 0) return mm_fail(MEGAMOE_IO_ERROR, "%s: %s", shard->path, strerror(errno));
     if (got < 9)
-        return mm_fail(MEGAMOE_CORRUPT_FILE, "%s has %" PRIu64 " bytes, too few for a safetensors header",
-                       shard->path, shard->bytes);
+        return mm_fail(MEGAMOE_CORRUPT_FILE, "%s has %" PRIu64 " bytes, too few for a safetensors header", shard->path,
+                       shard->bytes);
     *length = 0;
     for (int i = 7; i >= 0; i--) *length = *length << 8 | start[i];
     if (*length > shard->bytes - 8)
@@ -308,22 +303,21 @@ static megamoe_status header_length(const mm_shard *shard, uint64_t *length) {
                        "; headers above %u bytes are refused",
                        shard->path, *length, shard->bytes, MM_HEADER_BYTES_MAX);
     if (*length < 2 || start[8] != '{')
-        return mm_fail(MEGAMOE_CORRUPT_FILE, "%s: the header of %" PRIu64 " bytes does not begin with '{'",
-                       shard->path, *length);
+        return mm_fail(MEGAMOE_CORRUPT_FILE, "%s: the header of %" PRIu64 " bytes does not begin with '{'", shard->path,
+                       *length);
     return MEGAMOE_OK;
 }
 
 static megamoe_status shard_map(mm_shard *shard, bool writable) {
     struct stat facts;
-    shard->file =
-        open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe is refused below, not waited for */
+    shard->file = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe is refused below, not waited for */
     if (shard->file < 0 || fstat(shard->file, &facts) != 0)
         return mm_fail(MEGAMOE_IO_ERROR, "%s: %s", shard->path, strerror(errno));
     if (!S_ISREG(facts.st_mode)) return mm_fail(MEGAMOE_IO_ERROR, "%s is not a regular file", shard->path);
     shard->bytes = (uint64_t)facts.st_size;
     if (shard->bytes == 0) return MEGAMOE_OK; /* refused with its header, and cannot be mapped */
-    shard->base = mmap(NULL, shard->bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ,
-                       MAP_PRIVATE | MAP_NORESERVE, shard->file, 0);
+    shard->base = mmap(NULL, shard->bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_PRIVATE | MAP_NORESERVE,
+                       shard->file, 0);
     if (shard->base != MAP_FAILED) return MEGAMOE_OK;
     shard->base = NULL;
     return mm_fail(MEGAMOE_IO_ERROR, "%s: cannot map %" PRIu64 " bytes: %s", shard->path, shard->bytes,

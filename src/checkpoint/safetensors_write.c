@@ -53,16 +53,14 @@ static megamoe_status item_check(const megamoe_named_tensor *named, item *out) {
     int64_t stride = 1;
     bool has_strides = false;
     if (!named->name || strcmp(named->name, "__metadata__") == 0)
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT,
-                       "tensors_write: a tensor has no name, or is called __metadata__");
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "tensors_write: a tensor has no name, or is called __metadata__");
     if (!dtype_look_up(tensor->dtype, &out->dtype, &out->width))
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "tensors_write: tensor %s has dtype %d", named->name,
                        (int)tensor->dtype);
     if (tensor->rank > 4 ||
         (tensor->dtype == MEGAMOE_E2M1X2 && (!tensor->rank || tensor->extent[tensor->rank - 1] % 2)))
-        return mm_fail(MEGAMOE_INVALID_ARGUMENT,
-                       "tensors_write: tensor %s has rank %u, or an odd number of FP4 values", named->name,
-                       tensor->rank);
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "tensors_write: tensor %s has rank %u, or an odd number of FP4 values",
+                       named->name, tensor->rank);
     out->bytes = out->width;
     for (uint32_t i = 0; i < tensor->rank; i++) {
         has_strides |= tensor->stride[i] != 0;
@@ -74,8 +72,7 @@ static megamoe_status item_check(const megamoe_named_tensor *named, item *out) {
     }
     for (uint32_t i = tensor->rank; has_strides && i-- > 0; stride *= written_extent(tensor, i))
         if (tensor->stride[i] != stride && tensor->extent[i] > 1)
-            return mm_fail(MEGAMOE_INVALID_ARGUMENT, "tensors_write: tensor %s is not contiguous",
-                           named->name);
+            return mm_fail(MEGAMOE_INVALID_ARGUMENT, "tensors_write: tensor %s is not contiguous", named->name);
     if (out->bytes && !tensor->data)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "tensors_write: tensor %s has no data", named->name);
     out->source = named;
@@ -135,16 +132,14 @@ static megamoe_status bytes_write(int file, const char *path, const void *data, 
     return MEGAMOE_OK;
 }
 
-static megamoe_status file_write(int file, const char *path, const char *header, const item *items,
-                                 uint32_t count) {
+static megamoe_status file_write(int file, const char *path, const char *header, const item *items, uint32_t count) {
     uint64_t text_bytes = strlen(header), header_bytes = (text_bytes + 7) & ~7ull;
     uint8_t length[8];
     for (int i = 0; i < 8; i++) length[i] = (uint8_t)(header_bytes >> 8 * i);
     MM_TRY(bytes_write(file, path, length, sizeof length));
     MM_TRY(bytes_write(file, path, header, text_bytes));
     MM_TRY(bytes_write(file, path, "        ", header_bytes - text_bytes));
-    for (uint32_t i = 0; i < count; i++)
-        MM_TRY(bytes_write(file, path, items[i].source->tensor.data, items[i].bytes));
+    for (uint32_t i = 0; i < count; i++) MM_TRY(bytes_write(file, path, items[i].source->tensor.data, items[i].bytes));
     if (fsync(file) != 0) return write_fail(path, errno);
     return MEGAMOE_OK;
 }
@@ -165,8 +160,8 @@ static void directory_sync(const char *path) {
 static megamoe_status replace(const char *path, const char *header, const item *items, uint32_t count) {
     static atomic_uint serial;
     char temporary[PATH_MAX];
-    int used = snprintf(temporary, sizeof temporary, "%s.%ld-%u.part", path, (long)getpid(),
-                        atomic_fetch_add(&serial, 1));
+    int used =
+        snprintf(temporary, sizeof temporary, "%s.%ld-%u.part", path, (long)getpid(), atomic_fetch_add(&serial, 1));
     struct stat facts;
     int file;
     megamoe_status status;

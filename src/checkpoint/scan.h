@@ -23,8 +23,7 @@ void mm_tensor_index_text(const mm_tensor *tensor, const uint8_t *byte, char *te
  * Scans one expert (routed or shared). Repairs become anomalies. What is bad is refused; if `report` is set,
  * it becomes an anomaly instead, and the other projections are scanned too.
  */
-megamoe_status mm_expert_scan(mm_reading *reading, const mm_layer_tensors *layer, mm_place place,
-                              uint32_t expert, const mm_expert *weights, bool repair, bool report,
-                              mm_anomalies *anomalies);
+megamoe_status mm_expert_scan(mm_reading *reading, const mm_layer_tensors *layer, mm_place place, uint32_t expert,
+                              const mm_expert *weights, bool repair, bool report, mm_anomalies *anomalies);
 
 #endif

@@ -51,8 +51,7 @@ static int by_text(const void *left, const void *right) {
 static megamoe_status listing_add(listing *list, const char *directory, const char *name) {
     if (ends_with(name, ".safetensors.index.json")) {
         if (list->index)
-            return mm_fail(MEGAMOE_CORRUPT_FILE, "%s holds two indexes, %s and %s", directory, list->index,
-                           name);
+            return mm_fail(MEGAMOE_CORRUPT_FILE, "%s holds two indexes, %s and %s", directory, list->index, name);
         list->index = strdup(name);
         if (list->index) return MEGAMOE_OK;
     } else if (ends_with(name, ".safetensors")) {
@@ -73,8 +72,7 @@ static megamoe_status listing_read(const char *directory, listing *list) {
     const struct dirent *entry;
     megamoe_status status = MEGAMOE_OK;
     if (!stream) return mm_fail(MEGAMOE_IO_ERROR, "%s: %s", directory, strerror(errno));
-    while (status == MEGAMOE_OK && (entry = readdir(stream)))
-        status = listing_add(list, directory, entry->d_name);
+    while (status == MEGAMOE_OK && (entry = readdir(stream))) status = listing_add(list, directory, entry->d_name);
     closedir(stream);
     if (status != MEGAMOE_OK) return status;
     if (list->count) qsort(list->names, list->count, sizeof *list->names, by_text);
@@ -83,8 +81,7 @@ static megamoe_status listing_read(const char *directory, listing *list) {
 }
 
 static bool listing_choose(listing *list, const char *name) {
-    char **found =
-        list->count ? bsearch(&name, list->names, list->count, sizeof *list->names, by_text) : NULL;
+    char **found = list->count ? bsearch(&name, list->names, list->count, sizeof *list->names, by_text) : NULL;
     if (found) list->chosen[found - list->names] = true;
     return found != NULL;
 }
@@ -143,8 +140,7 @@ static megamoe_status index_entries(index_scan *x, index_entry entry, void *cont
     }
     if (mm_scan_end(&x->scan) && !has_map) mm_scan_fail(&x->scan, "there is no weight_map");
     if (!x->scan.problem) return MEGAMOE_OK;
-    return mm_fail(MEGAMOE_CORRUPT_FILE, "%s: byte %" PRIu64 ": %s", x->path, x->scan.offset,
-                   x->scan.problem);
+    return mm_fail(MEGAMOE_CORRUPT_FILE, "%s: byte %" PRIu64 ": %s", x->path, x->scan.offset, x->scan.problem);
 }
 
 static megamoe_status index_read(const char *path, index_entry entry, void *context, int64_t *total_size) {
@@ -190,8 +186,8 @@ static megamoe_status choose_by_index(const char *path, listing *list) {
     int64_t total_size;
     MM_TRY(index_read(path, file_choose, &choice, &total_size));
     if (!choice.missing.count) return MEGAMOE_OK;
-    return mm_fail(MEGAMOE_CORRUPT_FILE, "%s names files that are not in the directory (%u or more): %s",
-                   path, choice.missing.count, choice.missing.text);
+    return mm_fail(MEGAMOE_CORRUPT_FILE, "%s names files that are not in the directory (%u or more): %s", path,
+                   choice.missing.count, choice.missing.text);
 }
 
 typedef struct tensor_tally {
@@ -233,13 +229,13 @@ static megamoe_status tally_judge(const tensor_tally *tally) {
         return mm_fail(MEGAMOE_CORRUPT_FILE, "%s names %u tensors that are in no shard: %s", tally->path,
                        tally->missing.count, tally->missing.text);
     if (tally->elsewhere.count)
-        return mm_fail(MEGAMOE_CORRUPT_FILE, "%u tensors are in another shard than %s says: %s",
-                       tally->elsewhere.count, tally->path, tally->elsewhere.text);
+        return mm_fail(MEGAMOE_CORRUPT_FILE, "%u tensors are in another shard than %s says: %s", tally->elsewhere.count,
+                       tally->path, tally->elsewhere.text);
     if (tally->listed_count == tally->tensors->count) return MEGAMOE_OK;
     for (uint32_t i = 0; i < tally->tensors->count; i++)
         if (!tally->listed[i]) mm_names_add(&unlisted, tally->tensors->tensors[i].name);
-    return mm_fail(MEGAMOE_CORRUPT_FILE, "%u tensors are in the shards but not in %s: %s", unlisted.count,
-                   tally->path, unlisted.text);
+    return mm_fail(MEGAMOE_CORRUPT_FILE, "%u tensors are in the shards but not in %s: %s", unlisted.count, tally->path,
+                   unlisted.text);
 }
 
 /* Many tools copy total_size from the model they started with, so a wrong one is only worth a note. */
@@ -252,8 +248,8 @@ static megamoe_status total_size_check(int64_t declared, const mm_tensors *tenso
     for (uint32_t i = 0; i < tensors->count; i++) total += tensors->tensors[i].bytes;
     if (declared < 0 || (uint64_t)declared == total) return MEGAMOE_OK;
     return mm_anomalies_add(anomalies, &place,
-                            "the index declares a total_size of %" PRId64 " bytes, the tensors have %" PRIu64,
-                            declared, total);
+                            "the index declares a total_size of %" PRId64 " bytes, the tensors have %" PRIu64, declared,
+                            total);
 }
 
 static megamoe_status index_check(const char *path, const mm_tensors *tensors, mm_anomalies *anomalies) {
@@ -277,8 +273,7 @@ static bool shard_number(const char *name, unsigned *number, unsigned *total, si
     int end = 0;
     if (!of || of - name < 6 || of[-6] != '-') return false;
     *stem = (size_t)(of - name) - 6;
-    return sscanf(of - 5, "%5u-of-%5u.safetensors%n", number, total, &end) == 2 && of[-5 + end] == '\0' &&
-           end > 0;
+    return sscanf(of - 5, "%5u-of-%5u.safetensors%n", number, total, &end) == 2 && of[-5 + end] == '\0' && end > 0;
 }
 
 /* Without an index: if there are numbered shards, they are the checkpoint and must be complete. */
@@ -289,22 +284,21 @@ static megamoe_status choose_by_number(const char *directory, listing *list, boo
     for (uint32_t i = 0; i < list->count; i++) {
         if (!shard_number(list->names[i], &number, &total, &stem)) continue;
         *numbered = list->chosen[i] = true;
-        if (!family || stem != last_stem || total != last_total ||
-            strncmp(family, list->names[i], stem) != 0) {
+        if (!family || stem != last_stem || total != last_total || strncmp(family, list->names[i], stem) != 0) {
             if (family && last != last_total) break;
             last = 0;
         }
         if (number != last + 1)
-            return mm_fail(MEGAMOE_CORRUPT_FILE, "%s has no shard %u of the %u that %s belongs to", directory,
-                           last + 1, total, list->names[i]);
+            return mm_fail(MEGAMOE_CORRUPT_FILE, "%s has no shard %u of the %u that %s belongs to", directory, last + 1,
+                           total, list->names[i]);
         family = list->names[i];
         last = number;
         last_total = total;
         last_stem = stem;
     }
     if (family && last != last_total)
-        return mm_fail(MEGAMOE_CORRUPT_FILE, "%s has no shard %u of the %u that %s belongs to", directory,
-                       last + 1, last_total, family);
+        return mm_fail(MEGAMOE_CORRUPT_FILE, "%s has no shard %u of the %u that %s belongs to", directory, last + 1,
+                       last_total, family);
     if (!*numbered) memset(list->chosen, true, list->count * sizeof *list->chosen);
     return MEGAMOE_OK;
 }
@@ -313,8 +307,7 @@ static megamoe_status choose_by_number(const char *directory, listing *list, boo
  * Files that the checkpoint does not name are noted and left alone; so are directories that are called like
  * shards, unless an index or the numbering says that they are needed.
  */
-static megamoe_status strays_note(const char *directory, listing *list, bool needed,
-                                  mm_anomalies *anomalies) {
+static megamoe_status strays_note(const char *directory, listing *list, bool needed, mm_anomalies *anomalies) {
     mm_anomaly_place place = {.kind = "stray-file",
                               .layer = -1,
                               .expert = -1,
@@ -329,9 +322,8 @@ static megamoe_status strays_note(const char *directory, listing *list, bool nee
         if (!list->chosen[i]) mm_names_add(&strays, list->names[i]);
     }
     if (!strays.count) return MEGAMOE_OK;
-    return mm_anomalies_add(anomalies, &place,
-                            "%u entries called .safetensors are not part of the checkpoint: %s", strays.count,
-                            strays.text);
+    return mm_anomalies_add(anomalies, &place, "%u entries called .safetensors are not part of the checkpoint: %s",
+                            strays.count, strays.text);
 }
 
 static int by_name(const void *left, const void *right) {
@@ -355,10 +347,9 @@ static megamoe_status tensors_sort(mm_tensors *tensors) {
     one = tensors->shards[first[-1].shard].path;
     two = tensors->shards[first->shard].path;
     if (one == two)
-        return mm_fail(MEGAMOE_CORRUPT_FILE, "%s: %u tensors are duplicate keys: %s", one, names.count,
-                       names.text);
-    return mm_fail(MEGAMOE_CORRUPT_FILE, "%u tensors are in two shards, the first in %s and %s: %s",
-                   names.count, one, two, names.text);
+        return mm_fail(MEGAMOE_CORRUPT_FILE, "%s: %u tensors are duplicate keys: %s", one, names.count, names.text);
+    return mm_fail(MEGAMOE_CORRUPT_FILE, "%u tensors are in two shards, the first in %s and %s: %s", names.count, one,
+                   two, names.text);
 }
 
 static megamoe_status shards_allocate(mm_tensors *tensors, uint32_t count) {
@@ -369,8 +360,7 @@ static megamoe_status shards_allocate(mm_tensors *tensors, uint32_t count) {
     return MEGAMOE_OK;
 }
 
-static megamoe_status chosen_open(const char *directory, const listing *list, bool writable,
-                                  mm_tensors *tensors) {
+static megamoe_status chosen_open(const char *directory, const listing *list, bool writable, mm_tensors *tensors) {
     uint32_t count = 0;
     for (uint32_t i = 0; i < list->count; i++) count += list->chosen[i];
     if (count == 0) return mm_fail(MEGAMOE_IO_ERROR, "%s holds no .safetensors file", directory);
@@ -389,8 +379,8 @@ static megamoe_status chosen_open(const char *directory, const listing *list, bo
     return MEGAMOE_OK;
 }
 
-static megamoe_status directory_open(const char *directory, listing *list, bool writable,
-                                     mm_anomalies *anomalies, mm_tensors *tensors) {
+static megamoe_status directory_open(const char *directory, listing *list, bool writable, mm_anomalies *anomalies,
+                                     mm_tensors *tensors) {
     char *index = NULL;
     bool numbered = false;
     megamoe_status status = listing_read(directory, list);
@@ -406,8 +396,7 @@ static megamoe_status directory_open(const char *directory, listing *list, bool 
     return status;
 }
 
-megamoe_status mm_tensors_open(const char *path, bool writable, mm_anomalies *anomalies,
-                               mm_tensors *tensors) {
+megamoe_status mm_tensors_open(const char *path, bool writable, mm_anomalies *anomalies, mm_tensors *tensors) {
     struct stat facts;
     megamoe_status status;
     *tensors = (mm_tensors){0};

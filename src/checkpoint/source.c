@@ -41,8 +41,7 @@ static void expert_parts(const mm_reading *reading, const mm_layer_tensors *laye
 
 const mm_tensor *mm_scale_tensor(const mm_layer_tensors *layer, mm_place place, uint32_t expert,
                                  mm_projection projection) {
-    static const mm_part spellings[] = {MM_PART_SCALE, MM_PART_NATIVE_SCALE, MM_PART_BLOCK_SCALE,
-                                        MM_PART_BLOCKS_SCALE};
+    static const mm_part spellings[] = {MM_PART_SCALE, MM_PART_NATIVE_SCALE, MM_PART_BLOCK_SCALE, MM_PART_BLOCKS_SCALE};
     mm_parts parts;
     if (place == MM_PLACE_EXPERT && layer->stacked) {
         mm_layer_parts(layer, MM_PLACE_STACK, 0, projection, &parts);
@@ -56,16 +55,15 @@ const mm_tensor *mm_scale_tensor(const mm_layer_tensors *layer, mm_place place, 
 }
 
 /* Reads one routed projection; rows and columns 0 mean that they are not known yet. */
-static megamoe_status projection_read(mm_reading *reading, const mm_layer_tensors *layer,
-                                      const mm_layer_plan *plan, uint32_t expert, mm_projection projection,
-                                      mm_matrix *matrix, float *input_scale) {
+static megamoe_status projection_read(mm_reading *reading, const mm_layer_tensors *layer, const mm_layer_plan *plan,
+                                      uint32_t expert, mm_projection projection, mm_matrix *matrix,
+                                      float *input_scale) {
     mm_parts parts;
     mm_slice slice;
     expert_parts(reading, layer, plan, expert, projection, &parts, &slice);
     if (!parts.any)
-        return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "missing-weight", NULL,
-                                 "%s.experts.%u has no %s", layer->prefix, expert,
-                                 layer->w_names ? w_names[projection] : hf_names[projection]);
+        return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "missing-weight", NULL, "%s.experts.%u has no %s",
+                                 layer->prefix, expert, layer->w_names ? w_names[projection] : hf_names[projection]);
     if (slice.half != MM_WHOLE && reading->config->gate_up == MM_GATE_UP_UNKNOWN) {
         char types[512];
         mm_config_model_types(types, sizeof types);
@@ -84,8 +82,8 @@ static megamoe_status extent_check(mm_reading *reading, const mm_layer_tensors *
                                    const mm_matrix *matrix, uint32_t rows, uint32_t columns) {
     if (matrix->rows == rows && matrix->columns == columns) return MEGAMOE_OK;
     return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "shape", NULL,
-                             "%s of %s is [%u, %u] (output x input), expected [%u, %u]", projection,
-                             layer->prefix, matrix->rows, matrix->columns, rows, columns);
+                             "%s of %s is [%u, %u] (output x input), expected [%u, %u]", projection, layer->prefix,
+                             matrix->rows, matrix->columns, rows, columns);
 }
 
 static float larger_or_nan(float a, float b) {
@@ -140,8 +138,7 @@ megamoe_status mm_shared_read(mm_reading *reading, const mm_layer_tensors *layer
     for (size_t i = plan->shape.not_gated ? 1 : 0; i < 3; i++) {
         if (!parts[i].any)
             return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "missing-weight", NULL,
-                                     "the shared expert of %s has no %s", layer->prefix,
-                                     hf_names[projections[i]]);
+                                     "the shared expert of %s has no %s", layer->prefix, hf_names[projections[i]]);
         MM_TRY(mm_matrix_read(reading, &parts[i], &slice, matrices[i]));
         inputs[i] = mm_input_scale_read(reading, &parts[i], &slice);
     }
@@ -156,19 +153,17 @@ megamoe_status mm_shared_read(mm_reading *reading, const mm_layer_tensors *layer
 /* ---- router ----------------------------------------------------------------------------------------------
  */
 
-static megamoe_status router_weight_read(mm_reading *reading, const mm_tensor *tensor,
-                                         const mm_layer_plan *plan, mm_router *out) {
+static megamoe_status router_weight_read(mm_reading *reading, const mm_tensor *tensor, const mm_layer_plan *plan,
+                                         mm_router *out) {
     size_t alignment;
     out->weight_dtype = mm_tensor_dtype(tensor);
     if (out->weight_dtype != MEGAMOE_BF16 && out->weight_dtype != MEGAMOE_F32)
-        return mm_reading_refuse(reading, MEGAMOE_UNSUPPORTED_MODEL, "router", tensor,
-                                 "is %s, expected BF16 or F32", mm_tensor_dtype_name(tensor));
-    if (tensor->rank != 2 || tensor->extent[0] != plan->shape.expert_count ||
-        tensor->extent[1] != plan->shape.hidden)
+        return mm_reading_refuse(reading, MEGAMOE_UNSUPPORTED_MODEL, "router", tensor, "is %s, expected BF16 or F32",
+                                 mm_tensor_dtype_name(tensor));
+    if (tensor->rank != 2 || tensor->extent[0] != plan->shape.expert_count || tensor->extent[1] != plan->shape.hidden)
         return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "shape", tensor,
                                  "is [%" PRId64 ", %" PRId64 "], expected [%u, %u] (experts x hidden)",
-                                 tensor->extent[0], tensor->extent[1], plan->shape.expert_count,
-                                 plan->shape.hidden);
+                                 tensor->extent[0], tensor->extent[1], plan->shape.expert_count, plan->shape.hidden);
     mm_reading_use(reading, tensor);
     alignment = out->weight_dtype == MEGAMOE_F32 ? 4 : 2;
     out->weight = tensor->data;
@@ -180,16 +175,16 @@ static megamoe_status router_weight_read(mm_reading *reading, const mm_tensor *t
 }
 
 /* Always as F32: BF16 widens exactly, and F32 is never rounded, which would make different biases equal. */
-static megamoe_status router_bias_read(mm_reading *reading, const mm_tensor *tensor,
-                                       const mm_layer_plan *plan, mm_router *out) {
+static megamoe_status router_bias_read(mm_reading *reading, const mm_tensor *tensor, const mm_layer_plan *plan,
+                                       mm_router *out) {
     megamoe_dtype dtype = mm_tensor_dtype(tensor);
     uint32_t count = plan->shape.expert_count;
     float *bias;
     if ((dtype != MEGAMOE_F32 && dtype != MEGAMOE_BF16) || tensor->rank != 1 || tensor->extent[0] != count) {
         char shape[128];
         mm_tensor_shape_text(tensor, shape, sizeof shape);
-        return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "shape", tensor,
-                                 "is %s %s, expected F32 [%u]", mm_tensor_dtype_name(tensor), shape, count);
+        return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "shape", tensor, "is %s %s, expected F32 [%u]",
+                                 mm_tensor_dtype_name(tensor), shape, count);
     }
     mm_reading_use(reading, tensor);
     if (!reading->copies) return MEGAMOE_OK;
@@ -204,15 +199,15 @@ static megamoe_status router_bias_read(mm_reading *reading, const mm_tensor *ten
             bias[i] = mm_bf16_to_f32(half);
         }
         if (!isfinite(bias[i]))
-            return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "router", tensor, "is %g at [%u]",
-                                     (double)bias[i], i);
+            return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "router", tensor, "is %g at [%u]", (double)bias[i],
+                                     i);
     }
     return MEGAMOE_OK;
 }
 
 /* Entries are array indices later, so every one is checked here, once. */
-static megamoe_status token_table_read(mm_reading *reading, const mm_tensor *tensor,
-                                       const mm_layer_plan *plan, mm_router *out) {
+static megamoe_status token_table_read(mm_reading *reading, const mm_tensor *tensor, const mm_layer_plan *plan,
+                                       mm_router *out) {
     megamoe_dtype dtype = mm_tensor_dtype(tensor);
     size_t width = dtype == MEGAMOE_I64 ? 8 : 4, count = tensor->bytes / width;
     uint32_t columns = plan->shape.experts_per_token;
@@ -222,15 +217,14 @@ static megamoe_status token_table_read(mm_reading *reading, const mm_tensor *ten
         char shape[128];
         mm_tensor_shape_text(tensor, shape, sizeof shape);
         return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "shape", tensor,
-                                 "is %s %s, expected I64 [vocabulary, %u]", mm_tensor_dtype_name(tensor),
-                                 shape, columns);
+                                 "is %s %s, expected I64 [vocabulary, %u]", mm_tensor_dtype_name(tensor), shape,
+                                 columns);
     }
     mm_reading_use(reading, tensor);
     out->vocabulary = (uint32_t)tensor->extent[0];
     if (!reading->copies) return MEGAMOE_OK;
     out->token_experts = table = mm_reading_own(reading, count * sizeof *table);
-    if (!table)
-        return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for the token table of %u tokens", out->vocabulary);
+    if (!table) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for the token table of %u tokens", out->vocabulary);
     for (size_t i = 0; i < count; i++) {
         int64_t expert = 0;
         int32_t narrow;
@@ -242,8 +236,8 @@ static megamoe_status token_table_read(mm_reading *reading, const mm_tensor *ten
         }
         if (expert < 0 || expert >= plan->shape.expert_count)
             return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "token-table", tensor,
-                                     "names expert %" PRId64 " at [%zu, %zu], but there are %u", expert,
-                                     i / columns, i % columns, plan->shape.expert_count);
+                                     "names expert %" PRId64 " at [%zu, %zu], but there are %u", expert, i / columns,
+                                     i % columns, plan->shape.expert_count);
         table[i] = (int32_t)expert;
     }
     return MEGAMOE_OK;
@@ -257,8 +251,7 @@ megamoe_status mm_router_read(mm_reading *reading, const mm_layer_tensors *layer
     if (parts.rival)
         return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "two-spellings", parts.rival,
                                  "is a second tensor for the same part of the router");
-    if (parts.part[MM_ROUTER_WEIGHT])
-        MM_TRY(router_weight_read(reading, parts.part[MM_ROUTER_WEIGHT], plan, out));
+    if (parts.part[MM_ROUTER_WEIGHT]) MM_TRY(router_weight_read(reading, parts.part[MM_ROUTER_WEIGHT], plan, out));
     if (parts.part[MM_ROUTER_BIAS]) MM_TRY(router_bias_read(reading, parts.part[MM_ROUTER_BIAS], plan, out));
     if (plan->shape.hash_routed) MM_TRY(token_table_read(reading, parts.part[MM_ROUTER_TABLE], plan, out));
     /* weights whose score function nobody knows would be a guess: the caller routes */
@@ -278,8 +271,7 @@ static megamoe_status experts_plan(mm_reading *reading, const mm_layer_tensors *
     if (layer->stacked && layer->expert_total)
         return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "two-spellings", stack,
                                  "numbers an expert, but the layer also has stacks of all experts");
-    count = gate && gate->rank == 2 && gate->extent[0] <= UINT16_MAX ? (uint32_t)gate->extent[0]
-                                                                     : config->experts;
+    count = gate && gate->rank == 2 && gate->extent[0] <= UINT16_MAX ? (uint32_t)gate->extent[0] : config->experts;
     end = layer->stacked ? (uint32_t)(stack->rank ? stack->extent[0] : 0) : layer->expert_end;
     if (!count) count = config->has_experts_range ? config->experts_end : end;
     if (config->has_experts_range && !layer->mtp) {
@@ -289,9 +281,8 @@ static megamoe_status experts_plan(mm_reading *reading, const mm_layer_tensors *
             (!layer->stacked && layer->expert_first != first))
             return mm_reading_refuse(
                 reading, MEGAMOE_CORRUPT_FILE, "expert-count", NULL,
-                "%s holds experts %u to %u, but config.json declares megamoe_experts [%u, %u] of %u",
-                layer->prefix, layer->stacked ? first : layer->expert_first, end, first, config->experts_end,
-                count);
+                "%s holds experts %u to %u, but config.json declares megamoe_experts [%u, %u] of %u", layer->prefix,
+                layer->stacked ? first : layer->expert_first, end, first, config->experts_end, count);
     }
     if (!layer->stacked && layer->expert_total != end - first) {
         mm_names missing = {0};
@@ -302,9 +293,8 @@ static megamoe_status experts_plan(mm_reading *reading, const mm_layer_tensors *
             mm_layer_parts(layer, MM_PLACE_EXPERT, e, MM_DOWN, &parts[2]);
             if (!parts[0].any && !parts[1].any && !parts[2].any) mm_names_add_number(&missing, e);
         }
-        return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "expert-count", NULL,
-                                 "%s lacks %u of %u experts: %s", layer->prefix, missing.count, end - first,
-                                 missing.text);
+        return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "expert-count", NULL, "%s lacks %u of %u experts: %s",
+                                 layer->prefix, missing.count, end - first, missing.text);
     }
     if (end - first == 0 || (!config->has_experts_range && end != count) || end > count)
         return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "expert-count", stack,
@@ -324,8 +314,8 @@ static megamoe_status sizes_plan(mm_reading *reading, const mm_layer_tensors *la
     mm_parts parts;
     mm_slice slice;
     float ignored;
-    plan->shape.hidden = gate && gate->rank == 2 && gate->extent[1] <= INT32_MAX ? (uint32_t)gate->extent[1]
-                                                                                 : reading->config->hidden;
+    plan->shape.hidden =
+        gate && gate->rank == 2 && gate->extent[1] <= INT32_MAX ? (uint32_t)gate->extent[1] : reading->config->hidden;
     expert_parts(reading, layer, plan, plan->expert_first, MM_GATE, &parts, &slice);
     plan->shape.not_gated = !parts.any;
     reading->expert = (int32_t)plan->expert_first;
@@ -342,8 +332,7 @@ static megamoe_status sizes_plan(mm_reading *reading, const mm_layer_tensors *la
     return MEGAMOE_OK;
 }
 
-static megamoe_status activation_plan(mm_reading *reading, const mm_layer_tensors *layer,
-                                      mm_layer_plan *plan) {
+static megamoe_status activation_plan(mm_reading *reading, const mm_layer_tensors *layer, mm_layer_plan *plan) {
     const mm_config *config = reading->config;
     megamoe_shape *shape = &plan->shape;
     shape->swiglu_alpha = config->swiglu_alpha;
@@ -351,13 +340,11 @@ static megamoe_status activation_plan(mm_reading *reading, const mm_layer_tensor
     shape->swiglu_limit = config->swiglu_limit;
     if (config->activation_doubt[0])
         return mm_reading_refuse(reading, MEGAMOE_UNSUPPORTED_MODEL, "activation", NULL,
-                                 "config.json: %s; silu, swigluoai and relu2 are supported",
-                                 config->activation_doubt);
+                                 "config.json: %s; silu, swigluoai and relu2 are supported", config->activation_doubt);
     if (shape->not_gated && !config->relu2)
-        return mm_reading_refuse(
-            reading, MEGAMOE_CORRUPT_FILE, "missing-weight", NULL,
-            "%s.experts.%u has no %s, and config.json does not declare relu2, which needs none",
-            layer->prefix, plan->expert_first, layer->w_names ? "w1" : "gate_proj");
+        return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "missing-weight", NULL,
+                                 "%s.experts.%u has no %s, and config.json does not declare relu2, which needs none",
+                                 layer->prefix, plan->expert_first, layer->w_names ? "w1" : "gate_proj");
     if (!shape->not_gated && config->relu2)
         return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "activation", NULL,
                                  "config.json declares relu2, which has no gate projection, but %s has one",
@@ -370,10 +357,9 @@ static megamoe_status groups_plan(mm_reading *reading, megamoe_shape *shape) {
     if (groups <= 1 || shape->hash_routed || shape->score != MEGAMOE_SIGMOID) return MEGAMOE_OK;
     if (shape->expert_count % groups || !chosen || chosen > groups ||
         chosen * (shape->expert_count / groups) < shape->experts_per_token)
-        return mm_reading_refuse(
-            reading, MEGAMOE_CORRUPT_FILE, "router", NULL,
-            "config.json: n_group %u and topk_group %u do not fit %u experts, %u per token", groups, chosen,
-            shape->expert_count, shape->experts_per_token);
+        return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "router", NULL,
+                                 "config.json: n_group %u and topk_group %u do not fit %u experts, %u per token",
+                                 groups, chosen, shape->expert_count, shape->experts_per_token);
     shape->group_count = groups;
     shape->groups_per_token = chosen;
     return MEGAMOE_OK;
@@ -381,25 +367,22 @@ static megamoe_status groups_plan(mm_reading *reading, megamoe_shape *shape) {
 
 static megamoe_status routing_plan(mm_reading *reading, const mm_layer_tensors *layer, mm_layer_plan *plan) {
     const mm_config *config = reading->config;
-    const mm_tensor *gate = router_part(layer, MM_ROUTER_WEIGHT),
-                    *table = router_part(layer, MM_ROUTER_TABLE);
+    const mm_tensor *gate = router_part(layer, MM_ROUTER_WEIGHT), *table = router_part(layer, MM_ROUTER_TABLE);
     megamoe_shape *shape = &plan->shape;
     shape->score = config->score;
     shape->normalize_weights = config->normalize;
     shape->routed_scale = config->routed_scale != 0.0f ? config->routed_scale : 1.0f;
     shape->hash_routed = table != NULL;
     shape->experts_per_token = config->experts_per_token;
-    if (table && table->rank == 2 && table->extent[1] <= 32)
-        shape->experts_per_token = (uint32_t)table->extent[1];
+    if (table && table->rank == 2 && table->extent[1] <= 32) shape->experts_per_token = (uint32_t)table->extent[1];
     plan->router_present = gate && config->score != 0;
     if (gate && !table && !layer->mtp && layer->layer < config->hash_layers)
         return mm_reading_refuse(reading, MEGAMOE_CORRUPT_FILE, "token-table", NULL,
-                                 "%s has no gate.tid2eid, but config.json declares num_hash_layers %u",
-                                 layer->prefix, config->hash_layers);
+                                 "%s has no gate.tid2eid, but config.json declares num_hash_layers %u", layer->prefix,
+                                 config->hash_layers);
     if (!shape->experts_per_token)
-        return mm_reading_refuse(
-            reading, MEGAMOE_UNSUPPORTED_MODEL, "router", NULL,
-            "nothing says how many experts a token has: config.json has no num_experts_per_tok");
+        return mm_reading_refuse(reading, MEGAMOE_UNSUPPORTED_MODEL, "router", NULL,
+                                 "nothing says how many experts a token has: config.json has no num_experts_per_tok");
     if (shape->experts_per_token > shape->expert_count || shape->experts_per_token > 32)
         return mm_reading_refuse(reading, MEGAMOE_UNSUPPORTED_MODEL, "router", NULL,
                                  "%u experts per token of %u; at most 32, and no more than there are",

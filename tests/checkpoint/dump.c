@@ -33,9 +33,7 @@ static json_t *number(float value) {
 }
 
 static json_t *matrix_json(const mm_matrix *m) {
-    uint64_t code_bytes = m->format == MM_BF16  ? 2ull * m->columns
-                          : m->format == MM_FP8 ? m->columns
-                                                : m->columns / 2;
+    uint64_t code_bytes = m->format == MM_BF16 ? 2ull * m->columns : m->format == MM_FP8 ? m->columns : m->columns / 2;
     uint64_t scale_rows = m->rows, scale_bytes = m->columns / (m->format == MM_MXFP4 ? 32 : 16);
     json_t *json;
     if (!m->codes) return json_null();
@@ -44,23 +42,21 @@ static json_t *matrix_json(const mm_matrix *m) {
         scale_bytes = (m->columns + m->block_columns - 1) / m->block_columns;
         scale_bytes *= m->scale_dtype == MEGAMOE_F32 ? 4 : 1;
     }
-    json = json_pack("{s:s,s:i,s:i,s:i,s:i,s:o,s:i,s:o}", "format", mm_format_name(m->format), "rows",
-                     (int)m->rows, "columns", (int)m->columns, "block_rows", (int)m->block_rows,
-                     "block_columns", (int)m->block_columns, "global", number(m->global), "scale_dtype",
-                     (int)m->scale_dtype, "codes", hex(m->codes, m->row_bytes, code_bytes, m->rows));
-    if (m->scales)
-        json_object_set_new(json, "scales", hex(m->scales, m->scale_row_bytes, scale_bytes, scale_rows));
+    json = json_pack("{s:s,s:i,s:i,s:i,s:i,s:o,s:i,s:o}", "format", mm_format_name(m->format), "rows", (int)m->rows,
+                     "columns", (int)m->columns, "block_rows", (int)m->block_rows, "block_columns",
+                     (int)m->block_columns, "global", number(m->global), "scale_dtype", (int)m->scale_dtype, "codes",
+                     hex(m->codes, m->row_bytes, code_bytes, m->rows));
+    if (m->scales) json_object_set_new(json, "scales", hex(m->scales, m->scale_row_bytes, scale_bytes, scale_rows));
     if (m->bias)
-        json_object_set_new(json, "bias",
-                            hex(m->bias, m->bias_stride, m->bias_dtype == MEGAMOE_F32 ? 4 : 2, m->rows));
+        json_object_set_new(json, "bias", hex(m->bias, m->bias_stride, m->bias_dtype == MEGAMOE_F32 ? 4 : 2, m->rows));
     return json;
 }
 
 static json_t *expert_json(const mm_expert *expert) {
     if (!expert) return json_null();
-    return json_pack("{s:o,s:o,s:o,s:o,s:o}", "gate", matrix_json(&expert->gate), "up",
-                     matrix_json(&expert->up), "down", matrix_json(&expert->down), "input",
-                     number(expert->input_global), "intermediate", number(expert->intermediate_global));
+    return json_pack("{s:o,s:o,s:o,s:o,s:o}", "gate", matrix_json(&expert->gate), "up", matrix_json(&expert->up),
+                     "down", matrix_json(&expert->down), "input", number(expert->input_global), "intermediate",
+                     number(expert->intermediate_global));
 }
 
 static json_t *floats(const float *values, uint32_t count) {
@@ -75,25 +71,22 @@ static json_t *router_json(const mm_layer_source *source) {
     const megamoe_shape *shape = &source->shape;
     uint64_t row_bytes = (uint64_t)shape->hidden * (router->weight_dtype == MEGAMOE_F32 ? 4 : 2);
     json_t *table = json_array();
-    for (uint64_t i = 0; router->token_experts && i < (uint64_t)router->vocabulary * shape->experts_per_token;
-         i++)
+    for (uint64_t i = 0; router->token_experts && i < (uint64_t)router->vocabulary * shape->experts_per_token; i++)
         json_array_append_new(table, json_integer(router->token_experts[i]));
     return json_pack("{s:o,s:o,s:o,s:i}", "weight",
-                     router->weight ? hex(router->weight, row_bytes, row_bytes, shape->expert_count)
-                                    : json_null(),
-                     "bias", floats(router->bias, router->bias ? shape->expert_count : 0), "table", table,
-                     "vocabulary", (int)router->vocabulary);
+                     router->weight ? hex(router->weight, row_bytes, row_bytes, shape->expert_count) : json_null(),
+                     "bias", floats(router->bias, router->bias ? shape->expert_count : 0), "table", table, "vocabulary",
+                     (int)router->vocabulary);
 }
 
 static json_t *shape_json(const megamoe_shape *s) {
-    return json_pack("{s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:b,s:b,s:b,s:o,s:o,s:o,s:o}", "hidden",
-                     (int)s->hidden, "intermediate", (int)s->intermediate, "experts", (int)s->expert_count,
-                     "top_k", (int)s->experts_per_token, "group_size", (int)s->group_size, "score",
-                     (int)s->score, "groups", (int)s->group_count, "groups_per_token",
-                     (int)s->groups_per_token, "hash", (int)s->hash_routed, "normalize",
-                     (int)s->normalize_weights, "not_gated", (int)s->not_gated, "scale",
-                     number(s->routed_scale), "alpha", number(s->swiglu_alpha), "beta",
-                     number(s->swiglu_beta), "limit", number(s->swiglu_limit));
+    return json_pack("{s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:b,s:b,s:b,s:o,s:o,s:o,s:o}", "hidden", (int)s->hidden,
+                     "intermediate", (int)s->intermediate, "experts", (int)s->expert_count, "top_k",
+                     (int)s->experts_per_token, "group_size", (int)s->group_size, "score", (int)s->score, "groups",
+                     (int)s->group_count, "groups_per_token", (int)s->groups_per_token, "hash", (int)s->hash_routed,
+                     "normalize", (int)s->normalize_weights, "not_gated", (int)s->not_gated, "scale",
+                     number(s->routed_scale), "alpha", number(s->swiglu_alpha), "beta", number(s->swiglu_beta), "limit",
+                     number(s->swiglu_limit));
 }
 
 static json_t *layers_json(const megamoe_checkpoint *checkpoint) {
@@ -103,14 +96,13 @@ static json_t *layers_json(const megamoe_checkpoint *checkpoint) {
         if (megamoe_checkpoint_layer(checkpoint, i, &info) != MEGAMOE_OK) continue;
         json_array_append_new(
             list,
-            json_pack("{s:i,s:o,s:s,s:s,s:s?,s:s,s:b,s:i,s:i,s:I,s:I,s:i,s:o,s:i}", "layer", (int)info.layer,
-                      "shape", shape_json(&info.shape), "format", info.format, "naming", info.naming,
-                      "shared_format", info.shared_format, "prefix", info.prefix, "router",
-                      (int)info.router_present, "expert_first", (int)info.expert_first, "experts_present",
-                      (int)info.experts_present, "expert_bytes", (json_int_t)info.expert_bytes, "other_bytes",
-                      (json_int_t)info.other_bytes, "pairs_differing", (int)info.global_pairs_differing,
-                      "ratio_max", number(info.global_ratio_max), "input_scales_valid",
-                      (int)info.input_scales_valid));
+            json_pack("{s:i,s:o,s:s,s:s,s:s?,s:s,s:b,s:i,s:i,s:I,s:I,s:i,s:o,s:i}", "layer", (int)info.layer, "shape",
+                      shape_json(&info.shape), "format", info.format, "naming", info.naming, "shared_format",
+                      info.shared_format, "prefix", info.prefix, "router", (int)info.router_present, "expert_first",
+                      (int)info.expert_first, "experts_present", (int)info.experts_present, "expert_bytes",
+                      (json_int_t)info.expert_bytes, "other_bytes", (json_int_t)info.other_bytes, "pairs_differing",
+                      (int)info.global_pairs_differing, "ratio_max", number(info.global_ratio_max),
+                      "input_scales_valid", (int)info.input_scales_valid));
     }
     return list;
 }
@@ -120,10 +112,10 @@ static json_t *anomalies_json(const megamoe_checkpoint *checkpoint) {
     for (uint32_t i = 0; i < megamoe_checkpoint_anomaly_count(checkpoint); i++) {
         megamoe_anomaly anomaly = {.struct_size = sizeof anomaly};
         if (megamoe_checkpoint_anomaly(checkpoint, i, &anomaly) != MEGAMOE_OK) continue;
-        json_array_append_new(
-            list, json_pack("{s:b,s:s,s:s?,s:i,s:i,s:s,s:s?}", "is_error", (int)anomaly.is_error, "kind",
-                            anomaly.kind, "tensor", anomaly.tensor, "layer", anomaly.layer, "expert",
-                            anomaly.expert, "detail", anomaly.detail, "remedy", anomaly.remedy));
+        json_array_append_new(list,
+                              json_pack("{s:b,s:s,s:s?,s:i,s:i,s:s,s:s?}", "is_error", (int)anomaly.is_error, "kind",
+                                        anomaly.kind, "tensor", anomaly.tensor, "layer", anomaly.layer, "expert",
+                                        anomaly.expert, "detail", anomaly.detail, "remedy", anomaly.remedy));
     }
     return list;
 }
@@ -133,10 +125,9 @@ static json_t *source_json(const mm_layer_source *source) {
     for (uint32_t i = 0; i < source->expert_count; i++)
         json_array_append_new(experts, expert_json(&source->experts[i]));
     return json_pack("{s:o,s:i,s:o,s:o,s:o,s:o,s:o,s:b,s:i}", "shape", shape_json(&source->shape), "first",
-                     (int)source->expert_first, "experts", experts, "shared", expert_json(source->shared),
-                     "router", router_json(source), "input_scales",
-                     floats(source->input_scales, source->present_count), "intermediate_scales",
-                     floats(source->intermediate_scales, source->present_count), "w4a4",
+                     (int)source->expert_first, "experts", experts, "shared", expert_json(source->shared), "router",
+                     router_json(source), "input_scales", floats(source->input_scales, source->present_count),
+                     "intermediate_scales", floats(source->intermediate_scales, source->present_count), "w4a4",
                      (int)source->declares_nvfp4_activations, "shards", (int)source->shard_count);
 }
 

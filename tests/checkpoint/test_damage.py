@@ -504,6 +504,11 @@ BAD_LAYERS = {  # name: (damage to one layer in ModelOpt's NVFP4, status, substr
         CORRUPT,
         ["expert 1", "[rows, columns]"],
     ),
+    "F16 weights": (
+        tensor("experts.1.up_proj.weight", lambda t: np.zeros((t.shape[0], 2 * t.shape[1]), np.float16)),
+        UNSUPPORTED,
+        ["expert 1", "experts.1.up_proj.weight", "F16", "BF16"],
+    ),
     "one expert is BF16": (
         lambda w, c: (
             remove("experts.1.")(w, c),
@@ -735,6 +740,17 @@ class Layers(Case):
                     "experts.2.w1.scale",
                     text,
                 )
+                errors = [a for a in dump("--scan", self.path, 1)["anomalies"] if a["is_error"]]
+                self.assertEqual([a["expert"] for a in errors], [2])
+                self.assertIn(text, errors[0]["detail"])
+
+    def test_scan_of_f32_exponents(self):
+        """Values, not bytes: a scan of good ones finds nothing."""
+        weights, settings = {}, dict(make.V4_CONFIG, moe_intermediate_size=64, num_hash_layers=0)
+        make.experts(weights, P, 1, make.mxfp4, make.W_NAMES, scales="f32")
+        make.router(weights, P, 1)
+        path = make.write(self.path, weights, settings)
+        self.assertEqual([a for a in dump("--scan", path, 1)["anomalies"] if a["is_error"]], [])
 
     def test_token_tables(self):
         for label, change, substrings in (

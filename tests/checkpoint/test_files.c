@@ -51,11 +51,10 @@ void *__wrap_realloc(void *memory, size_t size) {
 static const float f32[6] = {1.5f, -2.25f, 3.0f, 0.0f, -0.0f, 1e-40f};
 static const uint8_t bytes[12] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
 
-static megamoe_named_tensor named(const char *name, megamoe_dtype dtype, const void *data, uint32_t rank,
-                                  int64_t a, int64_t b) {
+static megamoe_named_tensor named(const char *name, megamoe_dtype dtype, const void *data, uint32_t rank, int64_t a,
+                                  int64_t b) {
     return (megamoe_named_tensor){
-        .name = name,
-        .tensor = {.data = (void *)(uintptr_t)data, .dtype = dtype, .rank = rank, .extent = {a, b}}};
+        .name = name, .tensor = {.data = (void *)(uintptr_t)data, .dtype = dtype, .rank = rank, .extent = {a, b}}};
 }
 
 static uint32_t files_in_folder(void) {
@@ -80,8 +79,7 @@ static void test_write_and_read(void **state) {
     megamoe_checkpoint *file = NULL;
     megamoe_tensor tensor;
     (void)state;
-    for (int again = 0; again < 2; again++)
-        assert_int_equal(megamoe_tensors_write(path, tensors, 7), MEGAMOE_OK);
+    for (int again = 0; again < 2; again++) assert_int_equal(megamoe_tensors_write(path, tensors, 7), MEGAMOE_OK);
     assert_int_equal(files_in_folder(), 1);
     assert_int_equal(megamoe_checkpoint_open(path, NULL, &file), MEGAMOE_OK);
     assert_int_equal(megamoe_checkpoint_layer_count(file), 0);
@@ -255,15 +253,13 @@ static void test_file_that_shrinks_while_open(void **state) {
     assert_int_equal(source.shard_count, 1);
     assert_int_equal(mm_checkpoint_unchanged(checkpoint, source.shards, source.shard_count), MEGAMOE_OK);
     assert_int_equal(truncate(path, 100), 0);
-    assert_int_equal(mm_checkpoint_unchanged(checkpoint, source.shards, source.shard_count),
-                     MEGAMOE_IO_ERROR);
+    assert_int_equal(mm_checkpoint_unchanged(checkpoint, source.shards, source.shard_count), MEGAMOE_IO_ERROR);
     assert_non_null(strstr(megamoe_error_message(), path));
     assert_non_null(strstr(megamoe_error_message(), "100"));
     mm_layer_source_free(&source);
     assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, 0, 0, NULL, &source), MEGAMOE_IO_ERROR);
     assert_int_equal(megamoe_checkpoint_scan(checkpoint, 0), MEGAMOE_IO_ERROR);
-    assert_int_equal(megamoe_checkpoint_tensor(checkpoint, "layers.0.ffn.gate.weight", &tensor),
-                     MEGAMOE_IO_ERROR);
+    assert_int_equal(megamoe_checkpoint_tensor(checkpoint, "layers.0.ffn.gate.weight", &tensor), MEGAMOE_IO_ERROR);
     megamoe_checkpoint_close(checkpoint);
 }
 
@@ -346,8 +342,7 @@ static void test_threads_repair_once(void **state) {
     scale_override = 0;
     strcpy(path, scratch_path("m.safetensors"));
     assert_int_equal(megamoe_checkpoint_open(path, &options, &checkpoint), MEGAMOE_OK);
-    for (int i = 0; i < 4; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, layer_read, checkpoint), 0);
+    for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&threads[i], NULL, layer_read, checkpoint), 0);
     for (int i = 0; i < 4; i++) {
         void *problem;
         pthread_join(threads[i], &problem);
@@ -387,8 +382,7 @@ static void test_out_of_memory(void **state) {
             megamoe_checkpoint_close(checkpoint);
         }
         allocated_limit = SIZE_MAX;
-        if (status != MEGAMOE_OUT_OF_MEMORY)
-            fail_msg("limit %zu of %zu: status %d", limit, need, (int)status);
+        if (status != MEGAMOE_OUT_OF_MEMORY) fail_msg("limit %zu of %zu: status %d", limit, need, (int)status);
     }
 }
 
@@ -428,8 +422,7 @@ static void test_bad_headers_are_cheap(void **state) {
 
 static void test_stack_above_4_gib(void **state) {
     enum { COUNT = 385, INNER = 2048, OUTER = 7168 };
-    const uint64_t up_row = OUTER / 2, up_rows = 2ull * COUNT * INNER,
-                   down_bytes = (uint64_t)COUNT * OUTER * INNER / 2;
+    const uint64_t up_row = OUTER / 2, up_rows = 2ull * COUNT * INNER, down_bytes = (uint64_t)COUNT * OUTER * INNER / 2;
     const uint64_t up_bytes = up_rows * up_row, up_scales = up_rows * (OUTER / 16);
     const uint64_t down_scales = (uint64_t)COUNT * OUTER * (INNER / 16);
     static char header[4096];
@@ -441,12 +434,12 @@ static void test_stack_above_4_gib(void **state) {
     float one = 1.0f;
     int file;
     (void)state;
-#define ENTRY(name, dtype, shape, size)                                                                      \
-    at += (uint64_t)sprintf(header + strlen(header),                                                         \
-                            "%s\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%llu,%llu]}",         \
-                            strlen(header) > 9 ? "," : "", "model.layers.0.mlp.experts." name, dtype, shape, \
-                            (unsigned long long)at, (unsigned long long)(at + (size))) *                     \
-              0 +                                                                                            \
+#define ENTRY(name, dtype, shape, size)                                                                                \
+    at += (uint64_t)sprintf(header + strlen(header),                                                                   \
+                            "%s\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%llu,%llu]}",                   \
+                            strlen(header) > 9 ? "," : "", "model.layers.0.mlp.experts." name, dtype, shape,           \
+                            (unsigned long long)at, (unsigned long long)(at + (size))) *                               \
+              0 +                                                                                                      \
           (size)
     header[0] = '\0';
     strcat(header, "        {");
@@ -473,8 +466,7 @@ static void test_stack_above_4_gib(void **state) {
     close(file);
     static const char config[] = "{\"model_type\":\"qwen3_moe\",\"num_experts_per_tok\":8}";
     scratch_write("config.json", config, sizeof config - 1);
-    assert_int_equal(megamoe_checkpoint_open(scratch_path("big.safetensors"), &options, &checkpoint),
-                     MEGAMOE_OK);
+    assert_int_equal(megamoe_checkpoint_open(scratch_path("big.safetensors"), &options, &checkpoint), MEGAMOE_OK);
     assert_int_equal(mm_checkpoint_read_layer(checkpoint, 0, COUNT - 1, 1, NULL, &source), MEGAMOE_OK);
     const mm_expert *last = source.experts;
     assert_int_equal(last->gate.codes[(INNER - 1) * last->gate.row_bytes + up_row - 1], 'G');

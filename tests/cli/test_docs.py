@@ -42,7 +42,8 @@ class Docs(Case):
 
     def complete(self, *words):
         """What bash would offer for the last word."""
-        script = f'. "{COMPLETION}"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _megamoe; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        script = f'. "{COMPLETION}"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _megamoe; '
+        script += 'printf "%s\\n" "${COMPREPLY[@]}"'
         done = subprocess.run(["bash", "-c", script, "bash", "megamoe", *words], capture_output=True, text=True,
                               check=True, cwd=self.directory)
         self.assertEqual(done.stderr, "")

@@ -1,5 +1,5 @@
-"""Every --format of synth, judged by code that shares nothing with it: the tensors a publisher's file has, and the layer
-computed from their bytes with numpy and ml_dtypes. Each opens with --strict and passes check."""
+"""Every --format of synth, judged by code that shares nothing with it: the tensors a publisher's file has, and the
+layer computed from their bytes with numpy and ml_dtypes. Each opens with --strict and passes check."""
 
 import json
 import os

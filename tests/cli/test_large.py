@@ -1,4 +1,4 @@
-"""A rank of a large checkpoint reads its own experts and nothing of the others: what the page cache holds is counted."""
+"""A rank of a large checkpoint reads its own experts and nothing of the others: resident pages are counted."""
 
 import ctypes
 import mmap
@@ -54,7 +54,7 @@ class Large(Case):
         rows = [[0.5] * make_sparse.H] * 2
         ids = [[40, 41, 42, 43, 44, 45], [45, 44, 43, 42, 41, 50]]
         fx.save_input(self.path("x"), rows, ids, [[0.5] * 6] * 2)
-        self.command("run", "c", "--layer", 0, "--experts", "40:54", "--input", "x", "--output", "y", "--backend", "cpu")
+        self.command("run", "c", "--layer", 0, "--experts", "40:54", "--input", "x", "--output", "y")
         chosen = {expert for row in ids for expert in row}
         held, foreign, foreign_size = 0, 0, 0
         for shard in shards:

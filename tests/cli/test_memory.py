@@ -29,7 +29,8 @@ class Memory(Case):
 
     def test_a_transposed_stack_is_the_exception(self):
         """Its rows are copies: counted, and gone with their layer."""
-        self.command("synth", "--shape", "H=1024,I=512,E=24,K=4,like=qwen3-30b-a3b", "--format", "fused-transposed", "c")
+        shape = "H=1024,I=512,E=24,K=4,like=qwen3-30b-a3b"
+        self.command("synth", "--shape", shape, "--format", "fused-transposed", "c")
         copies = 24 * 3 * 1024 * 512 * 9 // 16
         opened, loaded, *_ = self.probe("c", 64)
         self.assertGreater(loaded - opened, copies)

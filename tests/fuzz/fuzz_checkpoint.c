@@ -51,9 +51,7 @@ static void touch(const uint8_t *at, uint64_t bytes) {
 }
 
 static void matrix_touch(const mm_matrix *m) {
-    uint64_t row_bytes = m->format == MM_BF16  ? 2ull * m->columns
-                         : m->format == MM_FP8 ? m->columns
-                                               : m->columns / 2;
+    uint64_t row_bytes = m->format == MM_BF16 ? 2ull * m->columns : m->format == MM_FP8 ? m->columns : m->columns / 2;
     if (!m->codes) return;
     touch(m->codes, (m->rows - 1) * m->row_bytes + row_bytes);
     if (m->bias) touch(m->bias, (m->rows - 1) * m->bias_stride + (m->bias_dtype == MEGAMOE_F32 ? 4 : 2));

@@ -13,8 +13,8 @@ trap 'rm -rf "$work"' EXIT
 cpack --config "$build/CPackConfig.cmake" -G DEB -B "$work" >"$work/log" || { cat "$work/log" && exit 1; }
 package=$(find "$work" -maxdepth 1 -name 'megamoe_*.deb')
 dpkg-deb --info "$package"
-dpkg-deb --extract "$package" "$work/root"
-(cd "$work/root" && find . ! -type d | sort) | tee "$work/files"
+dpkg-deb --extract "$package" "$work/unpacked"
+(cd "$work/unpacked" && find . ! -type d | sort) | tee "$work/files"
 
 wanted='./usr/bin/megamoe
 ./usr/include/megamoe/megamoe.h
@@ -40,5 +40,5 @@ for library in libc6 libgomp1 libjansson4; do
     [[ $fields == *"$library"* ]] || { echo "the package does not depend on $library: $fields" >&2 && status=1; }
 done
 # what is in the package runs from where it was unpacked, without the build
-"$work/root/usr/bin/megamoe" --version
+"$work/unpacked/usr/bin/megamoe" --version
 exit "$status"

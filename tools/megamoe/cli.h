@@ -90,7 +90,7 @@ const char *cli_bytes_text(double bytes, char text[16]);                        
 const char *cli_color(const char *code); /* the escape for it if stdout is a terminal that wants colors, or "" */
 unsigned cli_terminal_width(void);       /* of stdout; 80 if it is none */
 bool cli_same_file(const char *one, const char *other); /* by name or by links */
-double cli_seconds(void);                /* monotonic */
+double cli_seconds(void);                               /* monotonic */
 
 typedef struct cli_progress {
     const char *label;

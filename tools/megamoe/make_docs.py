@@ -29,12 +29,21 @@ def man_command(command):
     yield ".PP\nExample:\n.PP\n.nf\n" + roff(command["examples"].rstrip("\n")) + "\n.fi\n"
 
 
+MAN_HEAD = """.TH MEGAMOE 1 "" "megamoe {version}" "User Commands"
+.SH NAME
+megamoe \\- run and check NVFP4 Mixture\\-of\\-Experts layers of published checkpoints
+.SH SYNOPSIS
+\\fBmegamoe\\fR \\fICOMMAND\\fR [\\fIOPTION\\fR]...
+.br
+\\fBmegamoe\\fR \\-\\-help | \\-\\-version
+.SH DESCRIPTION
+Runs the NVFP4 Mixture\\-of\\-Experts layers of published checkpoints, and shows that they are right.
+Every command takes \\fB\\-\\-json\\fR, which prints JSON for other programs, and \\fB\\-\\-help\\fR.
+"""
+
+
 def man(help_):
-    yield f".TH MEGAMOE 1 \"\" \"megamoe {help_['version']}\" \"User Commands\"\n"
-    yield ".SH NAME\nmegamoe \\- run and check NVFP4 Mixture\\-of\\-Experts layers of published checkpoints\n"
-    yield ".SH SYNOPSIS\n\\fBmegamoe\\fR \\fICOMMAND\\fR [\\fIOPTION\\fR]...\n.br\n\\fBmegamoe\\fR \\-\\-help | \\-\\-version\n"
-    yield ".SH DESCRIPTION\nRuns the NVFP4 Mixture\\-of\\-Experts layers of published checkpoints, and shows that they are "
-    yield "right. Every command takes \\fB\\-\\-json\\fR, which prints JSON for other programs, and \\fB\\-\\-help\\fR.\n"
+    yield MAN_HEAD.format(version=help_["version"])
     yield ".SH COMMANDS\n"
     for command in help_["commands"]:
         yield from man_command(command)

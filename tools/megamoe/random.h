@@ -37,7 +37,7 @@ static inline double random_unit(uint64_t bits) {
 /* Nearly Gaussian with variance 1, within 4.9: the sum of eight uniform bytes. */
 static inline double random_gauss(uint64_t bits) {
     unsigned sum = 0;
-    for (unsigned i = 0; i < 8; i++) sum += bits >> 8 * i & 0xFF;
+    for (unsigned i = 0; i < 8; i++) sum += (unsigned)(bits >> 8 * i & 0xFF);
     return ((double)sum - 1020.0) * (1.0 / 209.018340);
 }
 

@@ -203,6 +203,7 @@ int cli_write_shards(const cli_output_directory *directory, cli_planned *tensors
     for (size_t i = 0; i < count; i++) state.total += tensor_bytes(&tensors[i]);
     int result = CLI_GOOD;
     cli_progress_start(&state.progress, "writing");
+    state.progress.bytes = true;
     for (size_t first = 0, end = 0; first < count && result == CLI_GOOD; first = end) {
         uint32_t shard = tensors[first].shard;
         while (end < count && tensors[end].shard == shard) end++;

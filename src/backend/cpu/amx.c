@@ -156,7 +156,7 @@ static void write_sums(const mm_gemm *g) {
             uint32_t left = g->row_count - half * TILE;
             const float *column = &p->sums[r / (2 * TILE)][half][r / TILE % 2][0][r % TILE];
             __m512 sums = _mm512_i32gather_ps(by_row, column, 4);
-            __mmask16 valid = left < TILE ? (__mmask16)((1u << left) - 1) : 0xFFFF;
+            __mmask16 valid = (__mmask16)(left < TILE ? (1u << left) - 1 : 0xFFFFu);
             _mm512_mask_storeu_ps(g->sums + r * g->sums_pitch + half * TILE, valid, sums);
         }
 }

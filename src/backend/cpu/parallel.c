@@ -75,8 +75,9 @@ typedef struct range {
 } range;
 
 /*
- * libgomp orders its threads in ways that ThreadSanitizer does not see. These say so: what was done before a team starts
- * is seen by its threads, and what they did is seen behind its end. Races between the threads themselves stay visible.
+ * libgomp orders its threads in ways that ThreadSanitizer does not see. These say so: what was done before a team
+ * starts is seen by its threads, and what they did is seen behind its end. Races between the threads themselves stay
+ * visible.
  */
 #ifdef __SANITIZE_THREAD__
 #    include <sanitizer/tsan_interface.h>
@@ -115,8 +116,8 @@ static UNWATCHED void team_run(team *all) {
     for (uint32_t t = 0; t < threads; t++) team_work(all, t);
 }
 
-void mm_parallel_for(uint32_t threads, uint32_t units,
-                     void (*body)(void *context, uint32_t unit, uint32_t thread), void *context) {
+void mm_parallel_for(uint32_t threads, uint32_t units, void (*body)(void *context, uint32_t unit, uint32_t thread),
+                     void *context) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_forks);
     if (threads > units) threads = units;

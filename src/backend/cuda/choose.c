@@ -37,7 +37,7 @@ megamoe_status mm_gpu_choose(const mm_gpu *gpu, const char *built, bool native, 
             found = families[i].image;
     if (native && (!found || strcmp(found, "sm_90a") != 0))
         return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE,
-                       "backend sm90 needs compute capability 9.0; GPU %u (%s) has %d.%d: use --backend cuda-portable",
+                       "it needs compute capability 9.0, and GPU %u (%s) has %d.%d: use --backend cuda-portable",
                        gpu->ordinal, gpu->name, gpu->major, gpu->minor);
     if (!found || !is_built(built, found))
         return mm_fail(

@@ -46,10 +46,13 @@ static megamoe_status probe(uint32_t ordinal, bool native) {
 }
 
 static megamoe_status probe_portable(uint32_t ordinal) {
-    return probe(ordinal, false);
+    megamoe_status status = probe(ordinal, false);
+    return status == MEGAMOE_OK ? status : mm_fail_in(status, "backend cuda-portable");
 }
+
 static megamoe_status probe_native(uint32_t ordinal) {
-    return probe(ordinal, true);
+    megamoe_status status = probe(ordinal, true);
+    return status == MEGAMOE_OK ? status : mm_fail_in(status, "backend sm90");
 }
 
 /* ---- the device ----------------------------------------------------------------------------------------- */

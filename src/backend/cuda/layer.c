@@ -107,6 +107,10 @@ static void choose_native(mm_backend_layer *layer, const mm_cuda_matrix *m, bool
     }
 }
 
+static bool rows_contiguous(const mm_cuda_matrix *m, uint32_t k) {
+    return m->row_bytes == k / 2 && m->scale_row_bytes == k / (m->format == MM_MXFP4 ? 32 : 16);
+}
+
 /*
  * Both GEMMs of a list use kernels of one kind, because the plan's entries are cut for it. Formats and pitches must
  * agree over the experts; anything else takes the portable tile kernels.
@@ -123,6 +127,7 @@ static void choose_kernels(mm_backend_layer *layer, const mm_cuda_expert *expert
         layer->tile[l2] = mm_cuda_portable_tile(!l2, m->format);
         layer->scale_row_bytes[l2] = (uint32_t)m->scale_row_bytes;
         if (!copyable) continue;
+        if (l2) layer->down_contiguous = rows_contiguous(m, k);
         choose_decode(layer, m, !l2, k, &layer->decode[l2]);
         choose_native(layer, m, !l2, k, n);
     }

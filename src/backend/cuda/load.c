@@ -5,12 +5,13 @@
  */
 #include "backend/cuda/state.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "error.h"
 
-enum { CHUNK_COUNT = 3, ALIGNMENT = 256 };
+enum { CHUNK_COUNT = 3, ALIGNMENT = 256, COPY_THREADS = 4, COPY_SHARE = 1 << 20 };
 #define CHUNK_BYTES (32u << 20)
 
 /* Host bytes on their way to consecutive device addresses. Without a device it only counts. */
@@ -23,6 +24,34 @@ typedef struct uploader {
     uint32_t chunk;
     const megamoe_layer_options *options;
 } uploader;
+
+/* One thread's memcpy from page cache is slower than PCIe: large copies are shared, at least COPY_SHARE each. */
+typedef struct copy_share {
+    char *to;
+    const char *from;
+    size_t bytes;
+} copy_share;
+
+static void *copy_run(void *share) {
+    const copy_share *s = share;
+    memcpy(s->to, s->from, s->bytes);
+    return NULL;
+}
+
+static void copy_shared(char *to, const char *from, size_t bytes) {
+    size_t wanted = bytes / COPY_SHARE, count = wanted < COPY_THREADS ? wanted : COPY_THREADS, started = 0;
+    copy_share shares[COPY_THREADS];
+    pthread_t threads[COPY_THREADS];
+    for (size_t i = 0; i + 1 < count; i++) {
+        size_t first = bytes * i / count;
+        shares[i] = (copy_share){to + first, from + first, bytes * (i + 1) / count - first};
+        if (pthread_create(&threads[i], NULL, copy_run, &shares[i]) != 0) break;
+        started++;
+    }
+    size_t rest = count > 1 ? bytes * started / count : 0; /* what no other thread copies */
+    memcpy(to + rest, from + rest, bytes - rest);
+    for (size_t i = 0; i < started; i++) pthread_join(threads[i], NULL);
+}
 
 static megamoe_status uploader_flush(uploader *up) {
     const mm_driver *driver = up->state->driver;
@@ -45,7 +74,7 @@ static megamoe_status uploader_append(uploader *up, const void *source, uint64_t
     const char *from = source;
     while (up->state && bytes > 0) {
         uint64_t room = CHUNK_BYTES - (up->done - up->sent), part = bytes < room ? bytes : room;
-        memcpy(up->chunks[up->chunk] + (up->done - up->sent), from, part);
+        copy_shared(up->chunks[up->chunk] + (up->done - up->sent), from, part);
         up->done += part, from += part, bytes -= part;
         if (part == room) MM_TRY(uploader_flush(up));
     }

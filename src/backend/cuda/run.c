@@ -241,7 +241,8 @@ static megamoe_status run_decode(run *r, int l2, mm_cuda_gemm_args args) {
     args.code_pitch = form->code_pitch, args.scale_pitch = form->scale_pitch;
     args.weight_light = DECODE_WEIGHT_LIGHT;
     args.weight_heavy = form->passes == 2 ? DECODE_WEIGHT_HEAVY : DECODE_WEIGHT_HEAVY_ONE_PASS;
-    args.next_items = l2 ? 0 : r->layer->decode[1].slot_count, args.next_weight_heavy = DECODE_WEIGHT_HEAVY_ONE_PASS;
+    args.next_items = l2 || !r->layer->down_contiguous ? 0 : r->layer->decode[1].slot_count,
+    args.next_weight_heavy = DECODE_WEIGHT_HEAVY_ONE_PASS;
     return launch(r, form->kernel, how, arguments);
 }
 

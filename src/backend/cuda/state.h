@@ -71,6 +71,7 @@ struct mm_backend_layer {
     mm_kernel tile[2], shared_tile[2]; /* portable */
     mm_kernel mid[2], wide[2];         /* wgmma, or MM_KERNEL_COUNT */
     uint32_t scale_row_bytes[2];
+    bool down_contiguous; /* rows of down follow each other: L1's kernel may fetch L2's first ones in one go */
     uint32_t h_pitch, i_pitch, shared_pitch; /* staged pitches of H, I and the shared expert's I */
 };
 

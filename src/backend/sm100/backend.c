@@ -52,7 +52,8 @@ static megamoe_status probe(uint32_t ordinal) {
     const mm_driver *driver;
     CUdevice device;
     int major = 0, minor = 0;
-    MM_TRY(mm_backend_cuda_portable.probe(ordinal));
+    megamoe_status status = mm_backend_cuda_portable.probe(ordinal);
+    if (status != MEGAMOE_OK) return mm_fail_in(status, "backend sm100");
     MM_TRY(mm_driver_load(&driver));
     CUresult result = driver->device_get(&device, (int)ordinal);
     if (result == CUDA_SUCCESS)

@@ -69,8 +69,8 @@ static void test_images_left_out(void **state) {
 static void test_native_elsewhere(void **state) {
     mm_gpu blackwell = gpu(10, 0), ampere = gpu(8, 0);
     (void)state;
-    expect_refusal(&blackwell, all, true, WORDS("sm90", "10.0", "cuda-portable"));
-    expect_refusal(&ampere, all, true, WORDS("sm90", "8.0"));
+    expect_refusal(&blackwell, all, true, WORDS("9.0", "10.0", "cuda-portable"));
+    expect_refusal(&ampere, all, true, WORDS("9.0", "8.0"));
 }
 
 static void test_machine(void **state) {

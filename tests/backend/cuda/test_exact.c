@@ -189,8 +189,8 @@ static void test_order_and_graph(const mm_backend *backend, uint32_t tokens, meg
                            .expert_ids = upload(d.state, ids, tokens * k * 4),
                            .expert_weights = upload(d.state, weights, tokens * k * 4)};
     CUstream stream = d.state->stream;
-    CUgraph graph;
-    CUgraphExec exec;
+    CUgraph graph = NULL;
+    CUgraphExec exec = NULL;
     bool good = d.backend->run(d.layer, &batch, NULL, NULL, NULL, stream) == MEGAMOE_OK;
     d.state->driver->copy_to_host(y, (CUdeviceptr)(uintptr_t)batch.output, tokens * h * 2, stream);
     d.state->driver->stream_wait(stream);
