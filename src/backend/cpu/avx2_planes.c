@@ -7,8 +7,8 @@
 #include "backend/cpu/unroll.h"
 
 typedef struct plane_weights {
-    __m256i even[2], odd[2]; /* 12 + 2 * E2M1, a byte each; the halves of 128 columns */
-    __m256 scale[2];         /* E4M3: times 2^-8 */
+    __m256i codes[2][4]; /* 12 + 2 * E2M1, a byte each, in the order of plane_columns; the halves of its lanes */
+    __m256 scale[2];     /* E4M3: times 2^-8 */
 } plane_weights;
 typedef struct plane_sum {
     __m256 half[2];
@@ -18,14 +18,18 @@ static inline plane_sum plane_zero(void) {
     return (plane_sum){{_mm256_setzero_ps(), _mm256_setzero_ps()}};
 }
 
-MM_TEMPLATE __m256 decode_scales(const uint8_t *scales, const unsigned group_shift) {
+/* Scales of the groups of one half of the lanes. */
+MM_TEMPLATE __m256 decode_scales(const uint8_t *scales, unsigned half, const unsigned group_shift) {
     if (group_shift == 4) { /* E4M3 shifted into an FP16 is the value times 2^-8; bit 14 would repeat the sign */
-        __m128i bytes = _mm_loadu_si32(scales);
-        __m128i words = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_unpacklo_epi8(bytes, bytes)), 7);
+        const __m128i upper_bytes = _mm_setr_epi8(-1, 0, -1, 8, -1, 1, -1, 9, -1, 2, -1, 10, -1, 3, -1, 11);
+        __m128i bytes = _mm_loadu_si128((const __m128i *)scales);
+        bytes = half ? _mm_srli_epi64(bytes, 32) : bytes;
+        __m128i words = _mm_srai_epi16(_mm_shuffle_epi8(bytes, upper_bytes), 1);
         return _mm256_cvtph_ps(_mm_and_si128(words, _mm_set1_epi16((short)0xBFFF)));
     } /* E8M0 shifted into an fp32; 2^-127 counts as 0 */
-    __m128i bytes =
-        _mm_shuffle_epi8(_mm_loadu_si16(scales), _mm_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0));
+    const __m128i lanes = _mm_setr_epi8(0, 4, 0, 4, 1, 5, 1, 5, 2, 6, 2, 6, 3, 7, 3, 7);
+    __m128i bytes = _mm_shuffle_epi8(_mm_loadl_epi64((const __m128i *)scales), lanes);
+    bytes = half ? _mm_srli_si128(bytes, 8) : bytes;
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23));
 }
 
@@ -35,32 +39,55 @@ MM_TEMPLATE plane_weights plane_decode(const uint8_t *codes, const uint8_t *scal
     const __m256i nibble = _mm256_set1_epi8(15);
     plane_weights w;
     MM_UNROLL for (unsigned i = 0; i < 2; i++) {
-        __m256i packed = _mm256_loadu_si256((const __m256i *)(codes + 32 * i));
-        w.even[i] = _mm256_shuffle_epi8(values, _mm256_and_si256(packed, nibble));
-        w.odd[i] = _mm256_shuffle_epi8(values, _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble));
-        w.scale[i] = decode_scales(scales + i * (group_shift == 4 ? 4 : 2), group_shift);
+        __m256i a = _mm256_loadu_si256((const __m256i *)(codes + 32 * i));
+        __m256i b = _mm256_loadu_si256((const __m256i *)(codes + 64 + 32 * i));
+        __m256i eight[2] = {_mm256_blend_epi32(a, _mm256_shuffle_epi32(b, 0xA0), 0xAA), /* columns of each group */
+                            _mm256_blend_epi32(b, _mm256_shuffle_epi32(a, 0xF5), 0x55)};
+        MM_UNROLL for (unsigned h = 0; h < 2; h++) {
+            w.codes[i][2 * h] = _mm256_shuffle_epi8(values, _mm256_and_si256(eight[h], nibble));
+            w.codes[i][2 * h + 1] =
+                _mm256_shuffle_epi8(values, _mm256_and_si256(_mm256_srli_epi16(eight[h], 4), nibble));
+        }
+        w.scale[i] = decode_scales(scales, i, group_shift);
     }
     return w;
 }
 
-/* Sums of eight columns: at most 4 * 24 * 128 before they leave 16 bits. */
-MM_TEMPLATE __m256i multiply_plane(const plane_weights *w, const int8_t (*plane)[64], const unsigned i) {
-    __m256i even = _mm256_maddubs_epi16(w->even[i], _mm256_load_si256((const __m256i *)(plane[0] + 32 * i)));
-    __m256i odd = _mm256_maddubs_epi16(w->odd[i], _mm256_load_si256((const __m256i *)(plane[1] + 32 * i)));
-    return _mm256_madd_epi16(_mm256_add_epi16(even, odd), _mm256_set1_epi16(1));
+/* Sums of a group: at most 8 * 24 * 128 before they leave 16 bits. */
+MM_TEMPLATE __m256i multiply_plane(const __m256i *codes, const int8_t (*plane)[64], const unsigned half) {
+    __m256i part[4];
+    MM_UNROLL for (unsigned i = 0; i < 4; i++) part[i] =
+        _mm256_maddubs_epi16(codes[i], _mm256_load_si256((const __m256i *)(plane[i] + 32 * half)));
+    __m256i words = _mm256_add_epi16(_mm256_add_epi16(part[0], part[1]), _mm256_add_epi16(part[2], part[3]));
+    return _mm256_madd_epi16(words, _mm256_set1_epi16(1));
 }
 
-MM_TEMPLATE plane_sum plane_multiply(const plane_weights *w, const plane_columns *a, const bool low, plane_sum sum) {
+MM_TEMPLATE plane_sum plane_multiply(const plane_weights *w, const plane_columns *a, const unsigned planes,
+                                     plane_sum sum) {
     MM_UNROLL for (unsigned i = 0; i < 2; i++) {
-        __m256i total = multiply_plane(w, a->planes[2], i);
-        __m256i rest = _mm256_load_si256((const __m256i *)(a->corrections + 8 * i));
-        total = _mm256_add_epi32(_mm256_slli_epi32(total, 7), multiply_plane(w, a->planes[1], i));
-        if (low) rest = _mm256_add_epi32(rest, multiply_plane(w, a->planes[0], i));
-        total = _mm256_add_epi32(_mm256_slli_epi32(total, 7), rest);
+        __m256i total = _mm256_load_si256((const __m256i *)(a->corrections + 8 * i));
+        total = _mm256_add_epi32(total, multiply_plane(w->codes[i], a->planes[0], i));
+        if (planes == 3) {
+            __m256i upper = _mm256_slli_epi32(multiply_plane(w->codes[i], a->planes[2], i), 7);
+            upper = _mm256_add_epi32(upper, multiply_plane(w->codes[i], a->planes[1], i));
+            total = _mm256_add_epi32(total, _mm256_slli_epi32(upper, 7));
+        }
         __m256 scale = _mm256_mul_ps(w->scale[i], _mm256_load_ps(a->steps + 8 * i));
         sum.half[i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), scale, sum.half[i]);
     }
     return sum;
+}
+
+static inline bool plane_nan_scales(const uint8_t *scales, size_t count, const unsigned group_shift) {
+    const __m256i magnitude = _mm256_set1_epi8(group_shift == 4 ? 127 : -1); /* of NaN, with either sign */
+    __m256i nan = _mm256_setzero_si256();
+    for (size_t i = 0; i < count; i += 32) {
+        uint8_t last[32] = {0};
+        if (count - i < 32) memcpy(last, scales + i, count - i);
+        __m256i bytes = _mm256_loadu_si256((const __m256i *)(count - i < 32 ? last : scales + i));
+        nan = _mm256_or_si256(nan, _mm256_cmpeq_epi8(_mm256_and_si256(bytes, magnitude), magnitude));
+    }
+    return _mm256_movemask_epi8(nan) != 0;
 }
 
 static inline float plane_reduce(plane_sum sum) {

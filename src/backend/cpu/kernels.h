@@ -15,7 +15,7 @@
 #include "numerics/nvfp4.h"
 #include "weights.h"
 
-#define MM_OPERAND_PAD 128u /* operand rows are zero-padded to a multiple of this many values */
+#define MM_OPERAND_PAD 256u /* operand rows are zero-padded to a multiple of this many values */
 #define MM_ROWS_MAX 32u     /* matrix rows of one GEMM call; a call's first row is a multiple of this */
 #define MM_PACK_ROWS 16u    /* operand rows of one packed block */
 
