@@ -5,7 +5,6 @@
  */
 #include "api.h"
 
-#include <malloc.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -138,17 +137,6 @@ static void run_sweep(const sweep *c) {
     free(ids);
     free(weights);
     free(expected);
-}
-
-/* What malloc hands out is full of 0x7F, also where it would map fresh pages. */
-static int poison_heap(void **state) {
-    (void)state;
-    return mallopt(M_MMAP_THRESHOLD, 32 << 20) && mallopt(M_PERTURB, 0x80) ? 0 : -1;
-}
-
-static int clean_heap(void **state) {
-    (void)state;
-    return mallopt(M_PERTURB, 0) ? 0 : -1;
 }
 
 static void padding_adds_nothing(void **state) {
@@ -304,11 +292,10 @@ static void place_in_a_long_batch_does_not_matter(void **state) {
 }
 
 int main(void) {
-#define POISONED(test) cmocka_unit_test_setup_teardown(test, poison_heap, clean_heap)
     const struct CMUnitTest tests[] = {
-        POISONED(padding_adds_nothing),
-        POISONED(every_number_of_rows),
-        POISONED(several_slots),
+        cmocka_unit_test(padding_adds_nothing),
+        cmocka_unit_test(every_number_of_rows),
+        cmocka_unit_test(several_slots),
         cmocka_unit_test(earlier_rows_leave_nothing_behind),
         cmocka_unit_test(invariant_tokens_ignore_their_batch),
         cmocka_unit_test(place_in_a_long_batch_does_not_matter),
