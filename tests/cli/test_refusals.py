@@ -3,11 +3,12 @@
 import json
 import os
 import struct
+import subprocess
 import time
 import unittest
 
 import fx
-from command import Case, contents
+from command import MEGAMOE, Case, contents
 
 
 class Refusals(Case):
@@ -353,6 +354,19 @@ class Inputs(Refusals):
     def test_existing_output_of_synth_is_kept(self):
         self.command("synth", "--shape", "tiny", "t")
         self.refused("synth", "--shape", "tiny", "t", names=["t exists"])
+
+    def test_a_file_that_shrinks_while_it_is_read(self):
+        """Before a run it is a status, within one a signal; the command ends with a sentence either way."""
+        self.command("synth", "--shape", "H=1024,I=1024,E=8,K=2", "c")
+        shard = self.path("c", next(name for name in os.listdir(self.path("c")) if name.endswith(".safetensors")))
+        work = subprocess.Popen([MEGAMOE, "bench", self.path("c"), "--tokens", "1", "--runs", "1000000"],
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        time.sleep(1)
+        self.assertIsNone(work.poll(), "it ended before the file could shrink")
+        os.truncate(shard, 4096)
+        _, stderr = work.communicate(timeout=60)
+        self.assertEqual(work.returncode, 2, stderr)
+        self.assertTrue(stderr.startswith("megamoe: ") and stderr.count("\n") == 1, stderr)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 /* megamoe: finds the command and hands over. */
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli.h"
 
@@ -56,9 +58,28 @@ static int unknown_command(const char *word) {
     return cli_fail("there is no command '%s'; 'megamoe --help' lists them.", word);
 }
 
+#define SHRANK "a file of the checkpoint or of the input became shorter while it was read."
+
+static volatile sig_atomic_t shrank_json;
+
+/* The library checks lengths before each load and run; what shrinks in between arrives here: only write is safe. */
+static void end_shrunk(int number) {
+    static const char text[] = "megamoe: " SHRANK "\n";
+    static const char json[] = "{\"error\": {\"status\": \"MEGAMOE_IO_ERROR\", \"message\": \"" SHRANK "\"}}\n";
+    ssize_t written = shrank_json ? write(STDOUT_FILENO, json, sizeof json - 1) : 0;
+    written += write(STDERR_FILENO, text, sizeof text - 1);
+    (void)number, (void)written;
+    _exit(CLI_BAD_INPUT);
+}
+
 int main(int argc, char **argv) {
+    struct sigaction bus = {.sa_handler = end_shrunk};
     for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "--json") == 0) cli_json_errors(true);
+        if (strcmp(argv[i], "--json") == 0) {
+            cli_json_errors(true);
+            shrank_json = 1;
+        }
+    sigaction(SIGBUS, &bus, NULL);
 
     if (argc < 2) {
         print_overview(stderr);
