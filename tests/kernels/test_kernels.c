@@ -74,6 +74,7 @@ typedef struct problem {
     synthetic made;
     mm_matrix matrix;
     uint32_t count;
+    bool nvfp4;                /* values are code * scale */
     float *values;             /* [count, columns], exact in BF16 */
     double *sums, *magnitudes; /* [count, rows] by the book */
 } problem;
@@ -108,6 +109,19 @@ static void problem_make(problem *p, mm_format format, megamoe_dtype fp8_scale, 
     solve(p);
 }
 
+/* Replaces the operands by codes times scales from 2^-9 to 448. */
+static void make_nvfp4(problem *p) {
+    uint32_t columns = p->matrix.columns;
+    size_t groups = (size_t)p->count * columns / 16;
+    uint8_t *codes = synthetic_block(&p->made, groups * 8), *scales = synthetic_block(&p->made, groups);
+    for (size_t i = 0; i < groups * 8; i++) codes[i] = (uint8_t)synthetic_random(&p->made);
+    for (size_t i = 0; i < groups; i++) scales[i] = (uint8_t)(synthetic_random(&p->made) % 127);
+    for (size_t i = 0; i < groups * 16; i++)
+        p->values[i] = (float)(e2m1_value(codes[i / 2] >> (i % 2 * 4) & 15) * e4m3_value(scales[i / 16]));
+    p->nvfp4 = true;
+    solve(p);
+}
+
 /* Runs rows 0 .. count of the problem at a level; got: [count, rows]. Scratch holds NaN before. */
 static void multiply(problem *p, const mm_kernels *kernels, uint32_t first, uint32_t count, uint32_t deciding,
                      float *got) {
@@ -128,13 +142,14 @@ static void multiply(problem *p, const mm_kernels *kernels, uint32_t first, uint
         index[r] = count - 1 - r;
     }
     uint8_t *packed = NULL;
-    unsigned packed_bytes = kernels->packs ? kernels->packs(m, deciding) : 0;
+    unsigned packed_bytes = kernels->packs ? kernels->packs(m, deciding, p->nvfp4) : 0;
     if (packed_bytes > 0) {
         size_t block = MM_PACK_ROWS * padded * packed_bytes;
         packed = aligned_alloc(64, (count + MM_PACK_ROWS - 1) / MM_PACK_ROWS * block);
         for (uint32_t r = 0; r < count; r += MM_PACK_ROWS)
             kernels->pack(&(mm_gemm){.matrix = m,
                                      .deciding_rows = deciding,
+                                     .nvfp4 = p->nvfp4,
                                      .operands = operands,
                                      .operand_pitch = pitch,
                                      .operand_index = index,
@@ -154,7 +169,8 @@ static void multiply(problem *p, const mm_kernels *kernels, uint32_t first, uint
                                  .sums = got + n,
                                  .sums_pitch = m->rows,
                                  .panel = panel,
-                                 .deciding_rows = deciding});
+                                 .deciding_rows = deciding,
+                                 .nvfp4 = p->nvfp4});
     free(packed);
     free(operands);
     free(panel);
@@ -186,15 +202,15 @@ static const struct {
     megamoe_dtype scale;
 } formats[] = {{MM_NVFP4, 0}, {MM_MXFP4, 0}, {MM_BF16, 0}, {MM_FP8, MEGAMOE_E8M0}, {MM_FP8, MEGAMOE_F32}};
 
-static void gemm_is_within_its_bound(void **unused) {
+static void check_bounds(bool nvfp4) {
     static const uint32_t columns[] = {32, 64, 96, 160, 544, 1056, 16, 48, 176, 528, 2064}; /* from 16: not MXFP4 */
     static const uint32_t rows[] = {16, 37, 1};
-    (void)unused;
     for (size_t f = 0; f < sizeof formats / sizeof *formats; f++)
         for (size_t c = 0; c < sizeof columns / sizeof *columns; c++) {
             if (formats[f].format == MM_MXFP4 && columns[c] % 32 != 0) continue;
             problem p;
             problem_make(&p, formats[f].format, formats[f].scale, rows[c % 3], columns[c], 70, f * 100 + c);
+            if (nvfp4) make_nvfp4(&p);
             float *got = malloc((size_t)p.count * p.matrix.rows * sizeof *got);
             for (uint32_t l = 0; l < level_count; l++)
                 for (uint32_t count = 1; count <= p.count; count += count < 20 ? 1 : 25) {
@@ -206,15 +222,26 @@ static void gemm_is_within_its_bound(void **unused) {
         }
 }
 
+static void gemm_is_within_its_bound(void **unused) {
+    (void)unused;
+    check_bounds(false);
+}
+
+static void nvfp4_gemm_is_within_its_bound(void **unused) {
+    (void)unused;
+    check_bounds(true);
+}
+
 /* A row's bits are the same alone and among any number of rows, where one number of rows decides the kernel.
  */
 static void bits_depend_only_on_the_deciding_rows(void **unused) {
     static const uint32_t counts[] = {1, 2, 3, 4, 5, 6, 7, 13, 16, 17, 31, 40};
     static const uint32_t deciding[] = {1, 2, 5, 16, 64, UINT32_MAX};
     (void)unused;
-    for (size_t f = 0; f < sizeof formats / sizeof *formats; f++) {
+    for (size_t f = 0; f < 2 * sizeof formats / sizeof *formats; f++) { /* twice: bf16 and nvfp4 operands */
         problem p;
-        problem_make(&p, formats[f].format, formats[f].scale, 19, 1056, 40, 7 + f);
+        problem_make(&p, formats[f / 2].format, formats[f / 2].scale, 19, 1056, 40, 7 + f);
+        if (f % 2) make_nvfp4(&p);
         size_t row = p.matrix.rows;
         float *all = malloc(p.count * row * sizeof *all), *part = malloc(p.count * row * sizeof *part);
         for (uint32_t l = 0; l < level_count; l++)
@@ -533,11 +560,17 @@ static void layers_agree_at_every_level(void **unused) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gemm_is_within_its_bound),        cmocka_unit_test(bits_depend_only_on_the_deciding_rows),
-        cmocka_unit_test(all_scale_bytes_decode),          cmocka_unit_test(all_fp8_values_decode),
-        cmocka_unit_test(router_gemm_is_within_its_bound), cmocka_unit_test(loads_and_stores_equal_scalar),
-        cmocka_unit_test(quantize_equals_scalar),          cmocka_unit_test(activation_is_close_to_scalar),
-        cmocka_unit_test(combine_equals_scalar),           cmocka_unit_test(layers_agree_at_every_level),
+        cmocka_unit_test(gemm_is_within_its_bound),
+        cmocka_unit_test(nvfp4_gemm_is_within_its_bound),
+        cmocka_unit_test(bits_depend_only_on_the_deciding_rows),
+        cmocka_unit_test(all_scale_bytes_decode),
+        cmocka_unit_test(all_fp8_values_decode),
+        cmocka_unit_test(router_gemm_is_within_its_bound),
+        cmocka_unit_test(loads_and_stores_equal_scalar),
+        cmocka_unit_test(quantize_equals_scalar),
+        cmocka_unit_test(activation_is_close_to_scalar),
+        cmocka_unit_test(combine_equals_scalar),
+        cmocka_unit_test(layers_agree_at_every_level),
     };
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench_layer(argc - 2, argv + 2);
     mm_scale_table_e4m3(&e4m3);

@@ -11,9 +11,12 @@
 #include <immintrin.h>
 
 #include "backend/cpu/avx512_weights.h"
+#include "backend/cpu/planes.h"
 #include "backend/cpu/vnni.h"
 
-#define TILED_ROWS_MIN 3u /* fewer operand rows go through vnni.c: measured on a Sapphire Rapids */
+/* Up to this many operand rows go through vnni.c: where its instructions, counted, cost what a panel does. */
+#define WALKED_ROWS 3u
+#define WALKED_ROWS_NVFP4 5u
 
 enum {
     TILE = 16,            /* rows of a tile, and its dwords per row */
@@ -35,20 +38,21 @@ static void (*narrow_gemm)(const mm_gemm *g);
 
 /* FP8 under F32 scales is not exact in BF16 once scaled. */
 static bool is_tiled(const mm_matrix *m, uint32_t deciding_rows) {
-    return deciding_rows >= TILED_ROWS_MIN && !(m->format == MM_FP8 && m->scale_dtype != MEGAMOE_E8M0);
+    return deciding_rows > 2 && !(m->format == MM_FP8 && m->scale_dtype != MEGAMOE_E8M0);
 }
 
-static bool is_walked(const mm_matrix *m, uint32_t deciding_rows) {
-    return deciding_rows < TILED_ROWS_MIN && (m->format == MM_NVFP4 || m->format == MM_MXFP4);
+static bool is_walked(const mm_matrix *m, uint32_t deciding_rows, bool nvfp4) {
+    return deciding_rows <= (nvfp4 ? WALKED_ROWS_NVFP4 : WALKED_ROWS) &&
+           (m->format == MM_NVFP4 || m->format == MM_MXFP4);
 }
 
-static unsigned packs(const mm_matrix *m, uint32_t deciding_rows) {
-    return is_walked(m, deciding_rows) ? 4 : is_tiled(m, deciding_rows) ? 2 : 0;
+static unsigned packs(const mm_matrix *m, uint32_t deciding_rows, bool nvfp4) {
+    return is_walked(m, deciding_rows, nvfp4) ? PLANE_BYTES : is_tiled(m, deciding_rows) ? 2 : 0;
 }
 
 /* A tile for every 32 columns: row p holds columns 2 p and 2 p + 1 of the 16 operand rows, a dword each. */
 static void pack(const mm_gemm *g, uint32_t columns, uint32_t first, uint8_t *packed) {
-    if (is_walked(g->matrix, g->deciding_rows)) {
+    if (is_walked(g->matrix, g->deciding_rows, g->nvfp4)) {
         mm_vnni_pack(g, columns, first, packed);
         return;
     }
@@ -185,7 +189,7 @@ MM_TEMPLATE void packed_gemm(const mm_gemm *g, uint32_t columns, const bool unpa
 static void gemm(const mm_gemm *g) {
     if (!g->packed)
         narrow_gemm(g);
-    else if (is_walked(g->matrix, g->deciding_rows))
+    else if (is_walked(g->matrix, g->deciding_rows, g->nvfp4))
         mm_vnni_gemm(g);
     else
         packed_gemm(g, g->matrix->columns, true);

@@ -140,7 +140,8 @@ static void fill_panel(const mm_gemm *g, const void *weights, const tile_segment
 }
 
 /* Whether a few operand rows are worth the walk over planes. */
-static unsigned packs(const mm_matrix *m, uint32_t deciding_rows) {
+static unsigned packs(const mm_matrix *m, uint32_t deciding_rows, bool nvfp4) {
+    (void)nvfp4;
     return deciding_rows <= FEW_OPERANDS && (m->format == MM_NVFP4 || m->format == MM_MXFP4) ? 4 : 0;
 }
 

@@ -97,7 +97,7 @@ static inline float plane_reduce(plane_sum sum) {
     return _mm_cvtss_f32(_mm_add_ss(w, _mm_movehdup_ps(w)));
 }
 
-enum { WALK_ROWS = 2 };
+enum { WALK_ROWS = 2, WALK_OPERANDS = 2 };
 
 #include "backend/cpu/planes_walk.h"
 

@@ -8,6 +8,8 @@
 #include <stdint.h>
 
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/planes.h"
+#include "backend/cpu/vnni.h"
 
 #define FEW_OPERANDS 16u  /* up to this many operand rows walk; measured crossover */
 #define AHEAD_BYTES 3072u /* how far before the walk codes are prefetched: measured */
@@ -124,8 +126,10 @@ MM_TEMPLATE void walk_columns(walk *w, size_t at, size_t bytes, const unsigned r
  * deliver.
  */
 MM_TEMPLATE void prefetch_rows(const mm_matrix *m, const walk *w, size_t at, size_t distance, const unsigned rows) {
-    MM_UNROLL for (unsigned i = 0; i < rows; i++)
+    MM_UNROLL for (unsigned i = 0; i < rows; i++) {
         _mm_prefetch((const char *)w->codes[i] + distance * m->row_bytes + at, _MM_HINT_T1);
+        _mm_prefetch((const char *)w->codes[i] + at + 512, _MM_HINT_T0); /* from L2 by now */
+    }
     if (at % 512 == 0)
         MM_UNROLL for (unsigned i = 0; i < rows; i++)
             _mm_prefetch((const char *)w->scales[i] + distance * m->scale_row_bytes + at / 8, _MM_HINT_T1);
@@ -183,13 +187,18 @@ MM_TEMPLATE void walk_all(const mm_gemm *g, const unsigned group_shift) {
 }
 
 /* Whether a few operand rows are worth their own kernel. */
-static unsigned packs(const mm_matrix *m, uint32_t deciding_rows) {
-    return deciding_rows <= FEW_OPERANDS && (m->format == MM_NVFP4 || m->format == MM_MXFP4) ? 2 : 0;
+static unsigned packs(const mm_matrix *m, uint32_t deciding_rows, bool nvfp4) {
+    if (deciding_rows > FEW_OPERANDS || (m->format != MM_NVFP4 && m->format != MM_MXFP4)) return 0;
+    return nvfp4 ? PLANE_BYTES : 2; /* nvfp4 operands are one plane of integers */
 }
 
 /* Operand rows in the order of walk_columns: word i of the s-th 32 of 128 columns is column 4 i + s. */
 static void pack(const mm_gemm *g, uint32_t columns, uint32_t first, uint8_t *packed) {
     size_t padded = padded_columns(columns);
+    if (g->nvfp4) {
+        mm_vnni_pack(g, columns, first, packed);
+        return;
+    }
     for (uint32_t r = first; r < g->count && r < first + MM_PACK_ROWS; r++) {
         const uint16_t *source = operand_row(g, r);
         uint16_t *to = (uint16_t *)packed + (r - first) * padded;
@@ -220,7 +229,9 @@ static void fill_panel(const mm_gemm *g, const void *weights, const tile_segment
 }
 
 static void gemm(const mm_gemm *g) {
-    if (g->packed && g->matrix->format == MM_NVFP4)
+    if (g->packed && g->nvfp4)
+        mm_vnni_gemm(g);
+    else if (g->packed && g->matrix->format == MM_NVFP4)
         walk_all(g, 4);
     else if (g->packed)
         walk_all(g, 5);

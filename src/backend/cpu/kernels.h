@@ -39,6 +39,7 @@ typedef struct mm_gemm {
     size_t sums_pitch;
     void *panel;            /* scratch of this thread, MM_PANEL_BYTES, aligned to 64 */
     uint32_t deciding_rows; /* rows that choose the kernel where kernels differ in bits; UINT32_MAX: invariant */
+    bool nvfp4;             /* operands are code * scale of NVFP4 */
 } mm_gemm;
 
 static inline size_t padded_columns(uint32_t columns) {
@@ -72,11 +73,11 @@ typedef struct mm_kernels {
                      mm_quantize_counts *counts);
     void (*gemm)(const mm_gemm *gemm);
     /*
-     * A level whose GEMM wants operands in another order where `deciding_rows` decide: `packs` gives the
+     * A level whose GEMM wants operands in another order where `deciding_rows` and `nvfp4` decide: `packs` gives the
      * bytes per value of that order, 4 (for at most MM_PACK_ROWS rows), 2, or 0 for operands as they are.
      * `pack` brings rows first .. of one block there. Both NULL: never.
      */
-    unsigned (*packs)(const mm_matrix *matrix, uint32_t deciding_rows);
+    unsigned (*packs)(const mm_matrix *matrix, uint32_t deciding_rows, bool nvfp4);
     void (*pack)(const mm_gemm *gemm, uint32_t columns, uint32_t first, uint8_t *packed);
     /* The same for the F32 weights [.., columns] of a router, which need not be aligned; gemm->matrix is not
      * read. */

@@ -55,18 +55,18 @@ static bool runs_avx2(void) {
     return saves(0x6) && has(cpuid(1, 0).ecx, leaf1_ecx, 3) && has(cpuid(7, 0).ebx, leaf7_ebx, 1);
 }
 
-/* AVX-512 F, DQ, BW, VL, VBMI and BF16: Zen 4, Sapphire Rapids and later. */
+/* AVX-512 F, DQ, BW, VL, VBMI, VNNI and BF16: Zen 4, Sapphire Rapids and later. */
 static bool runs_avx512(void) {
-    static const unsigned ebx[] = {16, 17, 30, 31}, ecx[] = {1}, sub1_eax[] = {5};
-    return runs_avx2() && saves(0xE6) && has(cpuid(7, 0).ebx, ebx, 4) && has(cpuid(7, 0).ecx, ecx, 1) &&
+    static const unsigned ebx[] = {16, 17, 30, 31}, ecx[] = {1, 11}, sub1_eax[] = {5};
+    return runs_avx2() && saves(0xE6) && has(cpuid(7, 0).ebx, ebx, 4) && has(cpuid(7, 0).ecx, ecx, 2) &&
            has(cpuid(7, 1).eax, sub1_eax, 1);
 }
 
-/* AMX tiles, AMX-BF16 and AVX512-VNNI. Linux grants the tile data of a process on request only. */
+/* AMX tiles and AMX-BF16. Linux grants the tile data of a process on request only. */
 static bool runs_amx(void) {
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
-    static const unsigned ecx[] = {11}, edx[] = {22, 24};
-    return runs_avx512() && saves(0x600E6) && has(cpuid(7, 0).ecx, ecx, 1) && has(cpuid(7, 0).edx, edx, 2) &&
+    static const unsigned edx[] = {22, 24};
+    return runs_avx512() && saves(0x600E6) && has(cpuid(7, 0).edx, edx, 2) &&
            syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 

@@ -5,7 +5,7 @@
  *     plane_weights, plane_sum     256 columns of a weight row, decoded; fp32 sums in 16 lanes
  *     plane_zero, plane_decode, plane_multiply, plane_reduce
  *     plane_nan_scales             whether a row has a NaN among its scales, which plane_decode does not see
- *     WALK_ROWS                    weight rows side by side
+ *     WALK_ROWS, WALK_OPERANDS     weight rows, and operand rows of one plane, side by side
  */
 #include "backend/cpu/planes.h"
 #include "backend/cpu/unroll.h"
@@ -29,6 +29,8 @@ MM_TEMPLATE void prefetch_rows(const mm_matrix *m, const walk *w, size_t at, siz
     MM_UNROLL for (unsigned i = 0; i < rows; i++) {
         _mm_prefetch((const char *)w->codes[i] + distance * m->row_bytes + at, _MM_HINT_T1);
         _mm_prefetch((const char *)w->codes[i] + distance * m->row_bytes + at + 64, _MM_HINT_T1);
+        _mm_prefetch((const char *)w->codes[i] + at + 512, _MM_HINT_T0); /* from L2 by now */
+        _mm_prefetch((const char *)w->codes[i] + at + 576, _MM_HINT_T0);
     }
     if (at % 512 == 0)
         MM_UNROLL for (unsigned i = 0; i < rows; i++)
@@ -100,18 +102,25 @@ MM_TEMPLATE void walk_shift(const mm_gemm *g, uint32_t first, const unsigned ope
         walk_operands(g, first, operands, planes, 5);
 }
 
-/* Operand rows in pairs. A plane that is all zero changes no sum, so a row's bits do not depend on its pair. */
+/* Operand rows r .. r + count of one plane, or up to two of three: the sums and the weights fit the registers. */
+static void walk_some(const mm_gemm *g, uint32_t r, uint32_t count, bool single) {
+    if (count == 1)
+        single ? walk_shift(g, r, 1, 1) : walk_shift(g, r, 1, 3);
+    else if (count == 2)
+        single ? walk_shift(g, r, 2, 1) : walk_shift(g, r, 2, 3);
+    else if (WALK_OPERANDS > 2 && count == 3)
+        walk_shift(g, r, 3, 1);
+    else if (WALK_OPERANDS > 2)
+        walk_shift(g, r, 4, 1);
+}
+
+/* A plane that is all zero changes no sum, so a row's bits do not depend on the rows beside it. */
 static void walk_all(const mm_gemm *g) {
-    for (uint32_t r = 0; r < g->count; r += 2) {
-        bool two = g->count - r >= 2;
-        bool single = operand_at(g, r)->planes == 1 && (!two || operand_at(g, r + 1)->planes == 1);
-        if (two && single)
-            walk_shift(g, r, 2, 1);
-        else if (two)
-            walk_shift(g, r, 2, 3);
-        else if (single)
-            walk_shift(g, r, 1, 1);
-        else
-            walk_shift(g, r, 1, 3);
+    for (uint32_t r = 0, count; r < g->count; r += count) {
+        bool single = true;
+        for (uint32_t i = r; i < g->count && i < r + WALK_OPERANDS; i++) single &= operand_at(g, i)->planes == 1;
+        uint32_t most = single ? WALK_OPERANDS : 2;
+        count = g->count - r < most ? g->count - r : most;
+        walk_some(g, r, count, single);
     }
 }

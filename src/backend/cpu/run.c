@@ -161,8 +161,8 @@ static void add_group(chunk *c, mm_cpu_group group) {
         group.h_nvfp4 && w->intermediate_mode == MEGAMOE_GLOBAL_STATIC ? group.expert->intermediate_global : 1.0f;
     if (c->state->batch_invariant) group.deciding_rows = UINT32_MAX;
     if (c->kernels->packs) {
-        group.x_packed = c->kernels->packs(&group.expert->up, group.deciding_rows);
-        group.h_packed = c->kernels->packs(&group.expert->down, group.deciding_rows);
+        group.x_packed = c->kernels->packs(&group.expert->up, group.deciding_rows, group.x_nvfp4);
+        group.h_packed = c->kernels->packs(&group.expert->down, group.deciding_rows, group.h_nvfp4);
     }
     group.packed_offset = last ? last->packed_offset + packed_bytes(last) : 0;
     group.pack_unit_end = (last ? last->pack_unit_end : 0) + pack_blocks(group.row_count);
@@ -256,6 +256,7 @@ static void pack_unit(const chunk *c, uint32_t unit, bool h) {
     uint32_t columns = h ? g->expert->down.columns : g->expert->up.columns, first = unit * MM_PACK_ROWS;
     mm_gemm gemm = {.matrix = h ? &g->expert->down : &g->expert->up,
                     .deciding_rows = g->deciding_rows,
+                    .nvfp4 = h ? g->h_nvfp4 : g->x_nvfp4,
                     .operands = h            ? s->h + g->row_first * s->h_pitch
                                 : g->x_nvfp4 ? s->x_nvfp4
                                              : s->x,
@@ -342,7 +343,8 @@ static void l1_block(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, 
                     .sums = own->sums + MM_ROWS_MAX,
                     .sums_pitch = 2 * (size_t)MM_ROWS_MAX,
                     .panel = own->panel,
-                    .deciding_rows = g->deciding_rows};
+                    .deciding_rows = g->deciding_rows,
+                    .nvfp4 = g->x_nvfp4};
     c->kernels->gemm(&gemm);
     if (gated) {
         gemm.matrix = &e->gate;
@@ -386,7 +388,8 @@ static void l2_block(const chunk *c, const mm_cpu_group *g, uint32_t thread, uin
                     .sums = sums,
                     .sums_pitch = s->l2_pitch,
                     .panel = mm_cpu_scratch_thread(c->state, thread).panel,
-                    .deciding_rows = g->deciding_rows};
+                    .deciding_rows = g->deciding_rows,
+                    .nvfp4 = g->h_nvfp4};
     c->kernels->gemm(&gemm);
     for (uint32_t r = 0; r < count; r++) {
         float *row = sums + r * s->l2_pitch;

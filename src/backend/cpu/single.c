@@ -100,6 +100,10 @@ static uint32_t group_begin(const grouped_job *job, uint32_t group) {
     return group ? (uint32_t)job->offsets[group - 1] : 0;
 }
 
+static bool is_nvfp4(const grouped_job *job) {
+    return job->rows->dtype != MEGAMOE_BF16;
+}
+
 /* Rows that choose the kernel of a group. */
 static uint32_t deciding_rows(const grouped_job *job, uint32_t group) {
     return job->state->batch_invariant ? UINT32_MAX : (uint32_t)job->offsets[group] - group_begin(job, group);
@@ -112,7 +116,7 @@ static size_t plan_packing(const grouped_job *job, uint32_t group_count) {
         const mm_matrix *m = &job->matrices[group];
         const mm_kernels *kernels = &job->state->kernels;
         uint32_t count = (uint32_t)job->offsets[group] - group_begin(job, group);
-        unsigned per_value = kernels->packs && count ? kernels->packs(m, deciding_rows(job, group)) : 0;
+        unsigned per_value = kernels->packs && count ? kernels->packs(m, deciding_rows(job, group), is_nvfp4(job)) : 0;
         job->packed_offsets[group] = per_value ? bytes : SIZE_MAX;
         bytes += (count + MM_PACK_ROWS - 1) / MM_PACK_ROWS * MM_PACK_ROWS * padded_columns(m->columns) * per_value;
     }
@@ -124,12 +128,13 @@ static void pack_group(void *context, uint32_t unit, uint32_t thread) {
     const mm_matrix *m = &job->matrices[unit];
     mm_gemm gemm = {.matrix = m,
                     .deciding_rows = deciding_rows(job, unit),
+                    .nvfp4 = is_nvfp4(job),
                     .operands = job->operands + group_begin(job, unit) * job->operand_pitch,
                     .operand_pitch = job->operand_pitch,
                     .count = (uint32_t)job->offsets[unit] - group_begin(job, unit)};
     (void)thread;
     if (job->packed_offsets[unit] == SIZE_MAX) return;
-    size_t row_bytes = padded_columns(m->columns) * job->state->kernels.packs(m, gemm.deciding_rows);
+    size_t row_bytes = padded_columns(m->columns) * job->state->kernels.packs(m, gemm.deciding_rows, gemm.nvfp4);
     for (uint32_t r = 0; r < gemm.count; r += MM_PACK_ROWS)
         job->state->kernels.pack(&gemm, m->columns, r, job->packed + job->packed_offsets[unit] + r * row_bytes);
 }
@@ -167,10 +172,11 @@ static void multiply_block(const grouped_job *job, uint32_t group, uint32_t n, u
                     .sums = sums,
                     .sums_pitch = MM_ROWS_MAX,
                     .panel = sums + (size_t)MM_BLOCK_ROWS * MM_ROWS_MAX,
-                    .deciding_rows = deciding_rows(job, group)};
+                    .deciding_rows = deciding_rows(job, group),
+                    .nvfp4 = is_nvfp4(job)};
     if (job->packed_offsets[group] != SIZE_MAX)
         gemm.packed = job->packed + job->packed_offsets[group] +
-                      first * padded_columns(m->columns) * kernels->packs(m, gemm.deciding_rows);
+                      first * padded_columns(m->columns) * kernels->packs(m, gemm.deciding_rows, gemm.nvfp4);
     kernels->gemm(&gemm);
     for (uint32_t r = 0; r < count; r++)
         for (uint32_t i = 0; i < gemm.row_count; i++) {
