@@ -128,7 +128,6 @@ MM_TEMPLATE void walk_columns(walk *w, size_t at, size_t bytes, const unsigned r
 MM_TEMPLATE void prefetch_rows(const mm_matrix *m, const walk *w, size_t at, size_t distance, const unsigned rows) {
     MM_UNROLL for (unsigned i = 0; i < rows; i++) {
         _mm_prefetch((const char *)w->codes[i] + distance * m->row_bytes + at, _MM_HINT_T1);
-        _mm_prefetch((const char *)w->codes[i] + at + 512, _MM_HINT_T0); /* from L2 by now */
     }
     if (at % 512 == 0)
         MM_UNROLL for (unsigned i = 0; i < rows; i++)
