@@ -42,23 +42,22 @@ SM100_DEVICE void columns_load(struct columns &d, uint32_t address, uint32_t lef
 // the columns: a lane keeps the half that its bit names and sends the other.
 SM100_DEVICE uint32_t maximum_over_lanes(const uint32_t (&values)[CHUNK], uint32_t lane) {
     uint32_t v[CHUNK];
-#pragma unroll
+    SM100_UNROLL
     for (uint32_t i = 0; i < CHUNK; i++) v[i] = values[i];
-#pragma unroll
-    for (uint32_t half = CHUNK / 2; half > 0; half /= 2)
-#pragma unroll
-        for (uint32_t i = 0; i < half; i++) {
-            const uint32_t upper = lane & half, keep = upper ? v[i + half] : v[i], send = upper ? v[i] : v[i + half];
-            const uint32_t other = ptx::shfl_sync_bfly(send, half, 0xffffffffu);
-            v[i] = keep > other ? keep : other;
-        }
+    SM100_UNROLL
+    for (uint32_t half = CHUNK / 2; half > 0; half /= 2) SM100_UNROLL
+    for (uint32_t i = 0; i < half; i++) {
+        const uint32_t upper = lane & half, keep = upper ? v[i + half] : v[i], send = upper ? v[i] : v[i + half];
+        const uint32_t other = ptx::shfl_sync_bfly(send, half, 0xffffffffu);
+        v[i] = keep > other ? keep : other;
+    }
     return v[0];
 }
 
 // A lane brings a nibble for each of 16 columns and leaves with the nibbles of 16 lanes for column lane % 16:
 // the transpose of a 16 x 16 matrix, halved 4 times.
 SM100_DEVICE uint64_t transpose_nibbles(uint64_t x, uint32_t lane) {
-#pragma unroll
+    SM100_UNROLL
     for (uint32_t half = CHUNK / 2; half > 0; half /= 2) {
         // The nibbles whose index has the bit `half` clear.
         const uint64_t lower = half == 8   ? 0x00000000ffffffffull
@@ -92,14 +91,14 @@ SM100_DEVICE void quantize_chunk(const struct sm100_gemm_args &args, const struc
     const uint32_t lane = ptx::laneid(), column = lane % CHUNK;
     const float global = args.h_globals[at.group];
     uint32_t magnitudes[CHUNK];
-#pragma unroll
+    SM100_UNROLL
     for (uint32_t i = 0; i < CHUNK; i++) magnitudes[i] = ptx::mov_b32_f32(h[i]) & 0x7fffffffu;
     const uint32_t amax = maximum_over_lanes(magnitudes, lane);
     const uint32_t first_feature = at.feature - column, mine = column < at.rows && first_feature < args.m_rows;
     const uint32_t scale = block_scale(args, amax, global, mine);
     const float step = scale == MM_E4M3_NAN ? 0.0f : ptx::mul_rn_f32(mm_e4m3_to_f32(scale), global);
     uint64_t codes = 0;
-#pragma unroll
+    SM100_UNROLL
     for (uint32_t i = 0; i < CHUNK; i++) {
         const float s = ptx::mov_f32_b32(ptx::shfl_sync_idx(ptx::mov_b32_f32(step), (lane & CHUNK) + i, 0xffffffffu));
         const float value = s > 0.0f ? ptx::div_rn_f32(h[i], s) : 0.0f; // a block that is not finite has codes 0
@@ -148,7 +147,7 @@ SM100_DEVICE float of_column(float value, uint32_t i) {
 // Gate and up before the clamp, for the check.
 SM100_DEVICE void store_l1(const struct sm100_gemm_args &args, const struct chunk &at, const struct columns &d,
                            const struct factors &f, uint32_t matrix) {
-#pragma unroll
+    SM100_UNROLL
     for (uint32_t i = 0; i < CHUNK; i++) {
         const float value = column_value(d, i) * (of_column(f.row, i) * f.weight) + f.bias;
         if (i >= at.rows || at.feature >= args.m_rows) continue;
@@ -167,7 +166,7 @@ SM100_DEVICE void swiglu_chunk(const struct sm100_gemm_args &args, const struct 
         store_l1(args, at, up, of_up, 1);
     }
     float h[CHUNK];
-#pragma unroll
+    SM100_UNROLL
     for (uint32_t i = 0; i < CHUNK; i++) { // a column that is no token has the factor 0
         const float row = of_column(of_gate.row, i), row_weight = of_column(of_gate.row_weight, i);
         const float g = column_value(gate, i) * (row * of_gate.weight) + of_gate.bias;
@@ -181,7 +180,7 @@ SM100_DEVICE void swiglu_chunk(const struct sm100_gemm_args &args, const struct 
 SM100_DEVICE void store_bf16_chunk(const struct sm100_gemm_args &args, const struct chunk &at,
                                    const float (&p)[CHUNK]) {
     const uint32_t odd = ptx::laneid() & 1, feature = at.feature - odd;
-#pragma unroll
+    SM100_UNROLL
     for (uint32_t i = 0; i < CHUNK; i += 2) {
         const float keep = odd ? p[i + 1] : p[i], send = odd ? p[i] : p[i + 1];
         const float other = ptx::mov_f32_b32(ptx::shfl_sync_bfly(ptx::mov_b32_f32(send), 1, 0xffffffffu));
@@ -193,7 +192,7 @@ SM100_DEVICE void store_bf16_chunk(const struct sm100_gemm_args &args, const str
 }
 
 SM100_DEVICE void store_f32_chunk(const struct sm100_gemm_args &args, const struct chunk &at, const float (&p)[CHUNK]) {
-#pragma unroll
+    SM100_UNROLL
     for (uint32_t i = 0; i < CHUNK; i++) {
         if (i >= at.rows || at.feature >= args.m_rows) continue;
         const uint32_t row = at.first_row + i, target = args.output_rows ? args.output_rows[row] : row;
@@ -204,7 +203,7 @@ SM100_DEVICE void store_f32_chunk(const struct sm100_gemm_args &args, const stru
 SM100_DEVICE void rows_chunk(const struct sm100_gemm_args &args, const struct chunk &at, const struct columns &d) {
     const struct factors f = factors_of(args, 0, at);
     float p[CHUNK];
-#pragma unroll
+    SM100_UNROLL
     for (uint32_t i = 0; i < CHUNK; i++)
         p[i] = (column_value(d, i) * (of_column(f.row, i) * f.weight) + f.bias) * of_column(f.row_weight, i);
     if (args.output_f32)
