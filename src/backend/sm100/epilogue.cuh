@@ -45,11 +45,13 @@ SM100_DEVICE uint32_t maximum_over_lanes(const uint32_t (&values)[CHUNK], uint32
     SM100_UNROLL
     for (uint32_t i = 0; i < CHUNK; i++) v[i] = values[i];
     SM100_UNROLL
-    for (uint32_t half = CHUNK / 2; half > 0; half /= 2) SM100_UNROLL
-    for (uint32_t i = 0; i < half; i++) {
-        const uint32_t upper = lane & half, keep = upper ? v[i + half] : v[i], send = upper ? v[i] : v[i + half];
-        const uint32_t other = ptx::shfl_sync_bfly(send, half, 0xffffffffu);
-        v[i] = keep > other ? keep : other;
+    for (uint32_t half = CHUNK / 2; half > 0; half /= 2) {
+        SM100_UNROLL
+        for (uint32_t i = 0; i < half; i++) {
+            const uint32_t upper = lane & half, keep = upper ? v[i + half] : v[i], send = upper ? v[i] : v[i + half];
+            const uint32_t other = ptx::shfl_sync_bfly(send, half, 0xffffffffu);
+            v[i] = keep > other ? keep : other;
+        }
     }
     return v[0];
 }
