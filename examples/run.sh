@@ -3,14 +3,14 @@
 # captured hidden states, and check every stage against the definition.
 set -euo pipefail
 
-build=${1:-build}
-megamoe=$build/megamoe
-fixtures=$(dirname "$0")/../tests/fixtures
+megamoe=$(realpath "${1:-build}/megamoe")
+cd "$(dirname "$0")/.."
+fixtures=tests/fixtures
 output=$(mktemp -d)
 trap 'rm -rf "$output"' EXIT
 
 show() {
-    printf '\n$ megamoe %s\n' "${*//$fixtures/tests/fixtures}"
+    printf '\n$ megamoe %s\n' "$*"
     "$megamoe" "$@"
 }
 
