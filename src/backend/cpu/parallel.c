@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "backend/cpu/parallel.h"
 
+#include <omp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -109,11 +110,14 @@ static void team_work(team *all, uint32_t t) {
     ORDER_BEFORE(all);
 }
 
-/* The runtime may grant fewer threads; ranges of the missing ones are taken by those that came. */
+/*
+ * The runtime may grant fewer threads; ranges of the missing ones are taken by those that came. No loop construct: LLVM's
+ * runtime allocates memory for each.
+ */
 static UNWATCHED void team_run(team *all) {
     uint32_t threads = all->threads;
-#pragma omp parallel for schedule(static, 1) num_threads(threads)
-    for (uint32_t t = 0; t < threads; t++) team_work(all, t);
+#pragma omp parallel num_threads(threads)
+    team_work(all, (uint32_t)omp_get_thread_num());
 }
 
 void mm_parallel_for(uint32_t threads, uint32_t units, void (*body)(void *context, uint32_t unit, uint32_t thread),
