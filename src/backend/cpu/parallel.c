@@ -111,8 +111,8 @@ static void team_work(team *all, uint32_t t) {
 }
 
 /*
- * The runtime may grant fewer threads; ranges of the missing ones are taken by those that came. No loop construct: LLVM's
- * runtime allocates memory for each.
+ * The runtime may grant fewer threads; ranges of the missing ones are taken by those that came. No loop construct:
+ * LLVM's runtime allocates memory for each.
  */
 static UNWATCHED void team_run(team *all) {
     uint32_t threads = all->threads;
