@@ -145,6 +145,32 @@ static megamoe_status check_layer_options(const megamoe_layer_options *options) 
 
 static const megamoe_layer_options default_layer_options = {.struct_size = sizeof(megamoe_layer_options)};
 
+/* An empty layer of the device, after the checks that both ways to make one share. */
+static megamoe_status layer_begin(megamoe_device *device, const megamoe_layer_options **options,
+                                  megamoe_layer **layer) {
+    if (!*options) *options = &default_layer_options;
+    MM_TRY(check_layer_options(*options));
+    *layer = calloc(1, sizeof **layer);
+    if (!*layer) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a layer");
+    (*layer)->device = device;
+    return MEGAMOE_OK;
+}
+
+/* Hands the decided weights to the backend; a layer that failed, here or before, is closed. */
+static megamoe_status layer_finish(megamoe_layer *layer, megamoe_status status, bool weights_on_device,
+                                   const megamoe_layer_options *options, megamoe_layer **out) {
+    const megamoe_device *device = layer->device;
+    if (status == MEGAMOE_OK)
+        status = device->backend->layer_create(device->state, &layer->parts.weights, weights_on_device, options,
+                                               &layer->state);
+    if (status != MEGAMOE_OK) {
+        megamoe_layer_close(layer);
+        return status;
+    }
+    *out = layer;
+    return MEGAMOE_OK;
+}
+
 megamoe_status megamoe_layer_load(megamoe_device *device, const megamoe_checkpoint *checkpoint, uint32_t index,
                                   const megamoe_layer_options *options, megamoe_layer **out) {
     megamoe_layer *layer;
@@ -152,21 +178,11 @@ megamoe_status megamoe_layer_load(megamoe_device *device, const megamoe_checkpoi
     MM_TRY(need(device, "device"));
     MM_TRY(need(checkpoint, "checkpoint"));
     MM_TRY(need(out, "layer"));
-    if (!options) options = &default_layer_options;
-    MM_TRY(check_layer_options(options));
-    layer = calloc(1, sizeof *layer);
-    if (!layer) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a layer");
-    layer->device = device;
+    MM_TRY(layer_begin(device, &options, &layer));
     layer->checkpoint = checkpoint;
     status = mm_layer_from_checkpoint(device->backend, checkpoint, index, options, &device->options, &layer->parts);
-    if (status == MEGAMOE_OK)
-        status = device->backend->layer_create(device->state, &layer->parts.weights, false, options, &layer->state);
-    if (status != MEGAMOE_OK) {
-        megamoe_layer_close(layer);
-        return status;
-    }
+    MM_TRY(layer_finish(layer, status, false, options, out));
     device->copied_bytes += layer->parts.source.copied_bytes;
-    *out = layer;
     return MEGAMOE_OK;
 }
 
@@ -178,22 +194,10 @@ megamoe_status megamoe_layer_create(megamoe_device *device, const megamoe_layer_
     MM_TRY(need(desc, "desc"));
     MM_TRY(need(out, "layer"));
     CHECK_SIZE(desc, megamoe_layer_desc);
-    if (!options) options = &default_layer_options;
-    MM_TRY(check_layer_options(options));
-    layer = calloc(1, sizeof *layer);
-    if (!layer) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a layer");
-    layer->device = device;
+    MM_TRY(layer_begin(device, &options, &layer));
     const mm_memory memory = {device->backend, device->state};
     status = mm_layer_from_tensors(&memory, desc, options, &layer->parts);
-    if (status == MEGAMOE_OK)
-        status = device->backend->layer_create(device->state, &layer->parts.weights, !device->backend->host_memory,
-                                               options, &layer->state);
-    if (status != MEGAMOE_OK) {
-        megamoe_layer_close(layer);
-        return status;
-    }
-    *out = layer;
-    return MEGAMOE_OK;
+    return layer_finish(layer, status, !device->backend->host_memory, options, out);
 }
 
 void megamoe_layer_close(megamoe_layer *layer) {
@@ -288,6 +292,14 @@ static megamoe_status check_files(const megamoe_layer *layer) {
     return mm_checkpoint_unchanged(layer->checkpoint, layer->parts.source.shards, layer->parts.source.shard_count);
 }
 
+/* All that is checked before a run; completes the batch's defaults. */
+static megamoe_status check_run(const megamoe_layer *layer, megamoe_batch *batch) {
+    MM_TRY(check_hidden(layer, batch));
+    MM_TRY(check_output(layer, batch));
+    MM_TRY(check_routing(layer, batch));
+    return check_files(layer);
+}
+
 megamoe_status megamoe_layer_route(megamoe_layer *layer, const megamoe_batch *batch, int32_t *expert_ids,
                                    float *expert_weights, void *stream) {
     megamoe_batch checked;
@@ -308,10 +320,7 @@ megamoe_status megamoe_layer_run(megamoe_layer *layer, const megamoe_batch *batc
     MM_TRY(need(layer, "layer"));
     MM_TRY(need(batch, "batch"));
     checked = *batch;
-    MM_TRY(check_hidden(layer, &checked));
-    MM_TRY(check_output(layer, &checked));
-    MM_TRY(check_routing(layer, &checked));
-    MM_TRY(check_files(layer));
+    MM_TRY(check_run(layer, &checked));
     if (layer->device->zero_output && layer->device->backend->host_memory) {
         memset(checked.output, 0, (size_t)checked.token_count * layer->parts.weights.shape.hidden * sizeof(uint16_t));
         return MEGAMOE_OK;
@@ -334,10 +343,7 @@ megamoe_status megamoe_layer_run_stages(megamoe_layer *layer, const megamoe_batc
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "only the reference backend takes given stages, not %s",
                        layer->device->backend->name);
     checked = *batch;
-    MM_TRY(check_hidden(layer, &checked));
-    MM_TRY(check_output(layer, &checked));
-    MM_TRY(check_routing(layer, &checked));
-    MM_TRY(check_files(layer));
+    MM_TRY(check_run(layer, &checked));
     return layer->device->backend->run(layer->state, &checked, given, stages, written, NULL);
 }
 
