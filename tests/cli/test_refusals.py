@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import time
@@ -357,16 +358,21 @@ class Inputs(Refusals):
 
     def test_a_file_that_shrinks_while_it_is_read(self):
         """Before a run it is a status, within one a signal; the command ends with a sentence either way."""
-        self.command("synth", "--shape", "H=1024,I=1024,E=8,K=2", "c")
-        shard = self.path("c", next(name for name in os.listdir(self.path("c")) if name.endswith(".safetensors")))
-        work = subprocess.Popen([MEGAMOE, "bench", self.path("c"), "--tokens", "1", "--runs", "1000000"],
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        time.sleep(1)
-        self.assertIsNone(work.poll(), "it ended before the file could shrink")
-        os.truncate(shard, 4096)
-        _, stderr = work.communicate(timeout=60)
-        self.assertEqual(work.returncode, 2, stderr)
-        self.assertTrue(stderr.startswith("megamoe: ") and stderr.count("\n") == 1, stderr)
+        work_for_a_minute = ",".join(str(count) for count in range(1, 100))
+        for delay in (0, 0.3, 1.5):
+            self.command("synth", "--shape", "H=1024,I=1024,E=8,K=2", "c")
+            shard = next(name for name in os.listdir(self.path("c")) if name.endswith(".safetensors"))
+            work = subprocess.Popen([MEGAMOE, "bench", self.path("c"), "--tokens", work_for_a_minute],
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            maps = f"/proc/{work.pid}/maps"
+            while work.poll() is None and shard not in contents(maps).decode():
+                time.sleep(0.01)
+            time.sleep(delay)
+            os.truncate(self.path("c", shard), 4096)
+            _, stderr = work.communicate(timeout=300)
+            self.assertEqual(work.returncode, 2, stderr)
+            self.assertTrue(stderr.startswith("megamoe: ") and stderr.count("\n") == 1, stderr)
+            shutil.rmtree(self.path("c"))
 
 
 if __name__ == "__main__":
