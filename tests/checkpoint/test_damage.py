@@ -7,7 +7,6 @@ import resource
 import struct
 import subprocess
 import sys
-import time
 import unittest
 
 import numpy as np
@@ -142,7 +141,6 @@ class Files(Case):
         for length in (2**64 - 1, 2**63, 100_000_001, 90_000_000):
             path = self.file(struct.pack("<Q", length) + b'{"a":1')
             os.truncate(path, 200_000_000)
-            begin = time.monotonic()
             run = subprocess.run(
                 [DUMP, path],
                 capture_output=True,
@@ -150,7 +148,6 @@ class Files(Case):
                 check=False,
                 preexec_fn=None if os.environ.get("MEGAMOE_SANITIZED") else limit_memory,
             )
-            self.assertLess(time.monotonic() - begin, 1.0)  # with the process; the C test times the call
             self.assert_refused(json.loads(run.stdout), CORRUPT, "x.safetensors")
 
     def test_padded_headers(self):
