@@ -344,6 +344,19 @@ class Inputs(Refusals):
         self.refused(*run, "--output", "y", "--dump-stages", "y", names=["--output", "--dump-stages", "y"])
         self.assertEqual(contents(self.path("x")), before)
 
+    def test_no_file_replaces_one_of_the_checkpoint(self):
+        fx.FX().write(self.path("ckpt"))
+        fx.save_input(self.path("x"), [fx.one_hot()])
+        shard = next(name for name in os.listdir(self.path("ckpt")) if name.endswith(".safetensors"))
+        os.symlink(self.path("ckpt", shard), self.path("link"))
+        before = contents(self.path("ckpt", shard))
+        for checkpoint, file in (("ckpt", f"ckpt/{shard}"), (f"ckpt/{shard}", "link"), ("ckpt", "ckpt/config.json")):
+            names = [f"would replace {file}, a file of the checkpoint"]
+            self.refused("run", checkpoint, "--layer", 0, "--input", "x", "--output", file, names=["--output", *names])
+            self.refused("inspect", checkpoint, "--html", file, names=["--html", *names])
+            self.refused("bench", checkpoint, "--csv", file, names=["--csv", *names])
+        self.assertEqual(contents(self.path("ckpt", shard)), before)
+
     def test_the_output_is_written_last(self):
         fx.FX().write(self.path("ckpt"))
         fx.save_input(self.path("x"), [fx.one_hot()])

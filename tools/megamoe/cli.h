@@ -73,6 +73,9 @@ const char *cli_nearest(const char *word, const char *const *candidates);
 /* Reads "1,8,64" into at most `capacity` positive numbers; 0 after the message if it is not such a list. */
 unsigned cli_parse_list(const char *text, const char *option, uint32_t *numbers, unsigned capacity);
 
+/* CLI_BAD_INPUT after the message if a file to be written is one that is read (files.c). */
+int cli_check_files(const cli_options *options);
+
 /* ---- messages and memory (output.c) ---------------------------------------------------------------------
  */
 
@@ -89,7 +92,6 @@ char *cli_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const char *cli_bytes_text(double bytes, char text[16]);                         /* "14.27 GB" */
 const char *cli_color(const char *code); /* the escape for it if stdout is a terminal that wants colors, or "" */
 unsigned cli_terminal_width(void);       /* of stdout; 80 if it is none */
-bool cli_same_file(const char *one, const char *other); /* by name or by links */
 double cli_seconds(void);                               /* monotonic */
 
 typedef struct cli_progress {

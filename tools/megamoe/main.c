@@ -105,5 +105,6 @@ int main(int argc, char **argv) {
         cli_print_help(command);
         return cli_flush();
     }
+    if (cli_check_files(&options) != CLI_GOOD) return CLI_BAD_INPUT;
     return command->run(&options);
 }

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -114,13 +113,6 @@ unsigned cli_terminal_width(void) {
     struct winsize size;
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 40) return size.ws_col;
     return 80;
-}
-
-bool cli_same_file(const char *one, const char *other) {
-    struct stat facts[2];
-    if (strcmp(one, other) == 0) return true;
-    if (stat(one, &facts[0]) != 0 || stat(other, &facts[1]) != 0) return false;
-    return facts[0].st_dev == facts[1].st_dev && facts[0].st_ino == facts[1].st_ino;
 }
 
 double cli_seconds(void) {

@@ -136,26 +136,12 @@ static int report(const cli_options *options, const job *j) {
     return cli_flush();
 }
 
-/* A file that is read must not be replaced, nor one result by the other; says so if it would be. */
-static bool same_files(const cli_options *options) {
-    const char *written[] = {options->output, options->dump_stages}, *names[] = {"output", "dump-stages"};
-    for (unsigned i = 0; i < 2 && written[i]; i++)
-        if (cli_same_file(written[i], options->input)) {
-            cli_fail("--%s would replace the input %s; choose another name.", names[i], options->input);
-            return true;
-        }
-    if (!options->dump_stages || !cli_same_file(options->output, options->dump_stages)) return false;
-    cli_fail("--output and --dump-stages are one file, %s; choose two names.", options->output);
-    return true;
-}
-
 static int run(const cli_options *options) {
     job j = {.all_stages = options->dump_stages != NULL};
     if (!options->layer_given || !options->input || !options->output)
         return cli_fail("run needs --%s; 'megamoe run --help' shows an example.", !options->layer_given ? "layer"
                                                                                   : !options->input     ? "input"
                                                                                                         : "output");
-    if (same_files(options)) return CLI_BAD_INPUT;
     int result = open_job(options, &j);
     if (result == CLI_GOOD) result = run_layer(&j);
     if (result == CLI_GOOD) {
