@@ -92,7 +92,7 @@ char *cli_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const char *cli_bytes_text(double bytes, char text[16]);                         /* "14.27 GB" */
 const char *cli_color(const char *code); /* the escape for it if stdout is a terminal that wants colors, or "" */
 unsigned cli_terminal_width(void);       /* of stdout; 80 if it is none */
-double cli_seconds(void);                               /* monotonic */
+double cli_seconds(void);                /* monotonic */
 
 typedef struct cli_progress {
     const char *label;
