@@ -146,7 +146,7 @@ class Files(Case):
                 capture_output=True,
                 text=True,
                 check=False,
-                preexec_fn=None if os.environ.get("MEGAMOE_SANITIZED") else limit_memory,
+                preexec_fn=None if os.environ.get("MEGAMOE_INSTRUMENTED") else limit_memory,
             )
             self.assert_refused(json.loads(run.stdout), CORRUPT, "x.safetensors")
 
