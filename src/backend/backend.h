@@ -33,6 +33,8 @@ typedef struct mm_backend {
 
     /* Reads `bytes` of the caller's memory (device memory on a GPU) into host memory; NULL: plain memcpy. */
     megamoe_status (*read)(mm_backend_state *state, void *host, const void *source, size_t bytes);
+    /* Zeros the caller's memory, in the order of the stream and without waiting for it; NULL: plain memset. */
+    megamoe_status (*zero)(mm_backend_state *state, void *target, size_t bytes, void *stream);
 
     /*
      * Keeps what it needs of `weights`: the struct and its arrays of experts and indices live as long as the
