@@ -315,16 +315,22 @@ megamoe_status megamoe_layer_route(megamoe_layer *layer, const megamoe_batch *ba
     return layer->device->backend->route(layer->state, &checked, expert_ids, expert_weights, stream);
 }
 
+static megamoe_status zero_output(const megamoe_layer *layer, const megamoe_batch *batch, void *stream) {
+    const megamoe_device *device = layer->device;
+    const size_t bytes = (size_t)batch->token_count * layer->parts.weights.shape.hidden * sizeof(uint16_t);
+    if (bytes == 0) return MEGAMOE_OK;
+    if (device->backend->zero) return device->backend->zero(device->state, batch->output, bytes, stream);
+    memset(batch->output, 0, bytes);
+    return MEGAMOE_OK;
+}
+
 megamoe_status megamoe_layer_run(megamoe_layer *layer, const megamoe_batch *batch, void *stream) {
     megamoe_batch checked;
     MM_TRY(need(layer, "layer"));
     MM_TRY(need(batch, "batch"));
     checked = *batch;
     MM_TRY(check_run(layer, &checked));
-    if (layer->device->zero_output && layer->device->backend->host_memory) {
-        memset(checked.output, 0, (size_t)checked.token_count * layer->parts.weights.shape.hidden * sizeof(uint16_t));
-        return MEGAMOE_OK;
-    }
+    if (layer->device->zero_output) return zero_output(layer, &checked, stream);
     if (layer->device->debug)
         return mm_debug_run(layer->device->backend, layer->state, &layer->parts.weights, &checked,
                             &layer->device->options);

@@ -158,6 +158,17 @@ static megamoe_status read_memory(mm_backend_state *state, void *host, const voi
     return mm_driver_status(state->driver, result, "reading GPU memory");
 }
 
+static megamoe_status zero_memory(mm_backend_state *state, void *target, size_t bytes, void *stream) {
+    CUresult result = CUDA_SUCCESS;
+    MM_TRY(mm_cuda_enter(state));
+    if (mm_cuda_is_host(state, target))
+        memset(target, 0, bytes);
+    else
+        result = state->driver->fill((CUdeviceptr)(uintptr_t)target, 0, bytes, stream);
+    mm_cuda_leave(state);
+    return mm_driver_status(state->driver, result, "zeroing GPU memory");
+}
+
 /* ---- memory and launches -------------------------------------------------------------------------------- */
 
 megamoe_status mm_block_create(mm_backend_state *state, uint64_t bytes, const char *what, mm_block **chain,
@@ -340,7 +351,7 @@ static megamoe_status counters(mm_backend_layer *layer, megamoe_counters *counte
 }
 
 #define MM_CUDA_TABLE                                                                                                  \
-    .close = close_device, .describe = describe, .measure = measure, .read = read_memory,                              \
+    .close = close_device, .describe = describe, .measure = measure, .read = read_memory, .zero = zero_memory,         \
     .layer_create = mm_cuda_layer_create, .layer_close = mm_cuda_layer_close, .route = mm_cuda_route,                  \
     .run = mm_cuda_run, .counters = counters, .quantize = mm_cuda_quantize, .dequantize = mm_cuda_dequantize,          \
     .grouped_gemm = mm_cuda_grouped_gemm

@@ -149,6 +149,10 @@ static megamoe_status read_memory(mm_backend_state *state, void *host, const voi
     return mm_backend_cuda_portable.read(device_of(state)->portable, host, source, bytes);
 }
 
+static megamoe_status zero_memory(mm_backend_state *state, void *target, size_t bytes, void *stream) {
+    return mm_backend_cuda_portable.zero(device_of(state)->portable, target, bytes, stream);
+}
+
 /* ---- layer ---- */
 
 static void layer_close(mm_backend_layer *layer) {
@@ -313,6 +317,7 @@ const mm_backend mm_backend_sm100 = {
     .describe = describe,
     .measure = measure,
     .read = read_memory,
+    .zero = zero_memory,
     .layer_create = layer_create,
     .layer_close = layer_close,
     .route = route,
