@@ -95,15 +95,16 @@ static megamoe_status open_kernels(mm_backend_state *state) {
 
 static void close_device(mm_backend_state *state) {
     if (!state) return;
-    if (state->context && mm_cuda_enter(state) == MEGAMOE_OK) {
+    if (state->context) { /* what can be given back is, even if the context cannot be entered any more */
+        const bool entered = mm_cuda_enter(state) == MEGAMOE_OK;
         state->driver->context_wait();
         mm_blocks_free(state, &state->scratch_blocks);
         mm_blocks_free(state, &state->single_blocks);
         mm_kernels_unload(state->driver, &state->kernels);
         if (state->stream) state->driver->stream_destroy(state->stream);
-        mm_cuda_leave(state);
+        if (entered) mm_cuda_leave(state);
+        state->driver->context_release(state->device);
     }
-    if (state->context) state->driver->context_release(state->device);
     free(state);
 }
 
@@ -178,17 +179,21 @@ megamoe_status mm_block_create(mm_backend_state *state, uint64_t bytes, const ch
     CUresult result = state->driver->memory_allocate(&block->base, bytes);
     if (result != CUDA_SUCCESS) {
         free(block);
-        mm_driver_status(state->driver, result, what);
-        return mm_fail_in(MEGAMOE_OUT_OF_MEMORY, "%.1f MB of GPU memory", (double)bytes * 1e-6);
+        return mm_fail_in(mm_driver_status(state->driver, result, what), "%.1f MB of GPU memory", (double)bytes * 1e-6);
+    }
+    result = state->driver->fill(block->base, 0, bytes, state->stream);
+    if (result == CUDA_SUCCESS) result = state->driver->stream_wait(state->stream);
+    if (result != CUDA_SUCCESS) {
+        state->driver->memory_free(block->base);
+        free(block);
+        return mm_driver_status(state->driver, result, what);
     }
     block->bytes = bytes;
     block->next = *chain;
     *chain = block;
     state->device_bytes += bytes;
     *base = (void *)(uintptr_t)block->base;
-    result = state->driver->fill(block->base, 0, bytes, state->stream);
-    if (result == CUDA_SUCCESS) result = state->driver->stream_wait(state->stream);
-    return mm_driver_status(state->driver, result, what);
+    return MEGAMOE_OK;
 }
 
 void mm_blocks_free(mm_backend_state *state, mm_block **chain) {
@@ -215,9 +220,9 @@ megamoe_status mm_cuda_launch(const mm_backend_state *state, CUstream stream, mm
                              .hStream = stream,
                              .attrs = &after,
                              .numAttrs = how->after_start ? 1 : 0};
-    return mm_driver_status(state->driver,
-                            state->driver->launch(&config, state->kernels.function[kernel], arguments, NULL),
-                            "launching a kernel");
+    CUresult result = state->driver->launch(&config, state->kernels.function[kernel], arguments, NULL);
+    if (result == CUDA_SUCCESS) return MEGAMOE_OK;
+    return mm_fail_in(mm_driver_status(state->driver, result, mm_kernel_name(kernel)), "launching a kernel");
 }
 
 /* ---- limits --------------------------------------------------------------------------------------------- */
@@ -240,9 +245,11 @@ static megamoe_status time_launch(mm_backend_state *state, const measurement *wh
         status = mm_driver_status(driver, driver->event_create(&end, CU_EVENT_DEFAULT), "creating an event");
     for (int i = 0; status == MEGAMOE_OK && i <= MEASURE_RUNS; i++) {
         float ms = 0.0f;
-        driver->event_record(begin, state->stream);
-        status = mm_cuda_launch(state, state->stream, what->kernel, &what->how, what->arguments);
-        driver->event_record(end, state->stream);
+        status = mm_driver_status(driver, driver->event_record(begin, state->stream), "measuring");
+        if (status == MEGAMOE_OK)
+            status = mm_cuda_launch(state, state->stream, what->kernel, &what->how, what->arguments);
+        if (status == MEGAMOE_OK)
+            status = mm_driver_status(driver, driver->event_record(end, state->stream), "measuring");
         if (status == MEGAMOE_OK) status = mm_driver_status(driver, driver->event_wait(end), "measuring");
         if (status == MEGAMOE_OK)
             status = mm_driver_status(driver, driver->event_elapsed(&ms, begin, end), "measuring");

@@ -48,3 +48,7 @@ void mm_kernels_unload(const mm_driver *driver, mm_kernels *kernels) {
     for (uint32_t i = 0; i < kernels->module_count; i++) driver->module_unload(kernels->modules[i]);
     memset(kernels, 0, sizeof *kernels);
 }
+
+const char *mm_kernel_name(mm_kernel kernel) {
+    return kernels_table[kernel].name;
+}

@@ -70,4 +70,7 @@ typedef struct mm_kernels {
 megamoe_status mm_kernels_load(const mm_driver *driver, bool native, mm_kernels *kernels);
 void mm_kernels_unload(const mm_driver *driver, mm_kernels *kernels);
 
+/* As the image spells it. */
+const char *mm_kernel_name(mm_kernel kernel);
+
 #endif

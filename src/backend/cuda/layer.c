@@ -247,7 +247,8 @@ static megamoe_status check_e8m0(mm_backend_layer *layer, const mm_cuda_expert *
             state->driver,
             state->driver->copy_to_host(&found, (CUdeviceptr)(uintptr_t)largest, sizeof found, state->stream),
             "scanning scales");
-    state->driver->stream_wait(state->stream);
+    CUresult result = state->driver->stream_wait(state->stream);
+    if (status == MEGAMOE_OK) status = mm_driver_status(state->driver, result, "scanning scales");
     mm_blocks_free(state, &blocks);
     if (status == MEGAMOE_OK && found > 136)
         return mm_fail(MEGAMOE_UNSUPPORTED_MODEL,
@@ -409,10 +410,11 @@ megamoe_status mm_cuda_layer_create(mm_backend_state *state, const mm_layer_weig
 
 void mm_cuda_layer_close(mm_backend_layer *layer) {
     if (!layer) return;
-    if (layer->blocks && mm_cuda_enter(layer->state) == MEGAMOE_OK) {
+    if (layer->blocks) { /* what can be given back is, even if the context cannot be entered any more */
+        const bool entered = mm_cuda_enter(layer->state) == MEGAMOE_OK;
         layer->state->driver->context_wait();
         mm_blocks_free(layer->state, &layer->blocks);
-        mm_cuda_leave(layer->state);
+        if (entered) mm_cuda_leave(layer->state);
     }
     free(layer);
 }

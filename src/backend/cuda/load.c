@@ -169,20 +169,25 @@ static megamoe_status upload_all(uploader *up, mm_backend_layer *layer, mm_cuda_
     return upload_rows(up, w->router.token_experts, slots * 4, slots * 4, w->router.vocabulary, &layer->token_experts);
 }
 
-static void uploader_close(uploader *up) {
+/* Waits for the copies, whose failures may come as late as that, and frees the chunks. */
+static megamoe_status uploader_close(uploader *up, megamoe_status status) {
     const mm_driver *driver = up->state->driver;
-    driver->stream_wait(up->state->stream);
+    CUresult result = driver->stream_wait(up->state->stream);
     for (int i = 0; i < CHUNK_COUNT; i++) {
         if (up->copied[i]) driver->event_destroy(up->copied[i]);
         if (up->chunks[i]) driver->host_free(up->chunks[i]);
     }
+    return status == MEGAMOE_OK ? mm_driver_status(driver, result, "copying weights to the GPU") : status;
 }
 
 static megamoe_status uploader_open(uploader *up) {
     const mm_driver *driver = up->state->driver;
     for (int i = 0; i < CHUNK_COUNT; i++) {
         void *chunk = NULL;
-        MM_TRY(mm_driver_status(driver, driver->host_allocate(&chunk, CHUNK_BYTES, 0), "allocating pinned memory"));
+        CUresult result = driver->host_allocate(&chunk, CHUNK_BYTES, 0);
+        if (result != CUDA_SUCCESS)
+            return mm_fail_in(mm_driver_status(driver, result, "chunks of weights on their way to the GPU"),
+                              "%.1f MB of pinned host memory", CHUNK_BYTES * 1e-6);
         up->chunks[i] = chunk;
         MM_TRY(mm_driver_status(driver, driver->event_create(&up->copied[i], CU_EVENT_DISABLE_TIMING),
                                 "creating an event"));
@@ -230,6 +235,5 @@ megamoe_status mm_cuda_weights_load(mm_backend_layer *layer, bool on_device, con
     megamoe_status status = uploader_open(&up);
     if (status == MEGAMOE_OK) status = upload_all(&up, layer, experts);
     if (status == MEGAMOE_OK) status = uploader_flush(&up);
-    uploader_close(&up);
-    return status;
+    return uploader_close(&up, status);
 }

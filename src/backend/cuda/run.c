@@ -17,7 +17,8 @@ enum {
     PLAN_SMALL_PAIRS = 4096, /* one block sorts so many pairs faster than three launches do */
     PLAN_BLOCKS = 64,
     PLAN_THREADS = 1024,
-    PLAN_COUNTER_BYTES = 131072, /* shared memory for counters, hence the warps that count */
+    PLAN_COUNTER_BYTES = 131072, /* shared memory for counters, hence the warps that count; sm_120 has less */
+    PLAN_STATIC_BYTES = 1024,    /* what the kernels declare, and the system reserves */
     DECODE_ONLY_TOKENS = 64,
     MID_ONLY_TOKENS = 1024,
     DECODE_THREADS = 640,
@@ -140,9 +141,14 @@ static void plan_limits(const run *r, mm_cuda_plan_args *args) {
     args->entry_rows[MM_CUDA_LIST_WIDE] = MM_CUDA_WIDE_ROWS;
 }
 
-/* Warps of a block that count: one per 64 pairs, as far as shared memory has counters for them. */
-static uint32_t plan_warps(uint32_t pairs, uint32_t blocks, uint32_t experts) {
-    const uint32_t wanted = pairs / 64 / blocks + 1, room = PLAN_COUNTER_BYTES / 4 / experts;
+/* Warps of a block that count: one per 64 pairs, as far as shared memory has counters for them beside what else the
+ * block keeps there. */
+static uint32_t plan_warps(const run *r, uint32_t blocks, uint32_t experts, uint32_t other_bytes) {
+    const uint32_t wanted = r->pair_count / 64 / blocks + 1;
+    const uint32_t all = (uint32_t)r->state->gpu.shared_bytes - PLAN_STATIC_BYTES;
+    const uint32_t left = all > other_bytes ? all - other_bytes : 0;
+    const uint32_t room = smaller(PLAN_COUNTER_BYTES, left) / 4 / experts;
+    if (room == 0) return 1; /* more than there is: the launch is refused */
     return smaller(smaller(wanted, PLAN_THREADS / 32), room);
 }
 
@@ -150,6 +156,7 @@ static megamoe_status run_plan(run *r, const int32_t *ids) {
     const megamoe_shape *shape = &r->weights->shape;
     const uint32_t experts = r->weights->expert_count, e = experts > 0 ? experts : 1;
     const bool small = r->pair_count <= PLAN_SMALL_PAIRS;
+    const uint32_t other_bytes = 4 * (experts + shape->expert_count) + (small ? 2 * r->pair_count : 0);
     mm_cuda_plan_args args = {.expert_ids = ids,
                               .local_index = r->layer->local_index,
                               .token_count = r->token_count,
@@ -157,7 +164,7 @@ static megamoe_status run_plan(run *r, const int32_t *ids) {
                               .expert_total = shape->expert_count,
                               .expert_count = experts,
                               .block_count = small ? 1 : PLAN_BLOCKS,
-                              .warp_count = plan_warps(r->pair_count, small ? 1 : PLAN_BLOCKS, e),
+                              .warp_count = plan_warps(r, small ? 1 : PLAN_BLOCKS, e, other_bytes),
                               .block_counts = r->s.block_counts,
                               .offsets = r->s.offsets,
                               .row_pair = r->s.row_pair,
@@ -167,12 +174,11 @@ static megamoe_status run_plan(run *r, const int32_t *ids) {
                               .expert_tokens = r->layer->expert_tokens};
     void *arguments[] = {&args};
     mm_launch how = {.grid = {args.block_count}, .threads = PLAN_THREADS};
-    how.shared_bytes = 4 * (args.warp_count * experts + experts + shape->expert_count);
+    how.shared_bytes = 4 * args.warp_count * experts + other_bytes;
     memcpy(args.entries, r->s.entries, sizeof args.entries);
     plan_limits(r, &args);
     if (small) {
         how.grid[0] = 2; /* the second only counts */
-        how.shared_bytes += 2 * r->pair_count;
         return launch(r, MM_PLAN_WHOLE, how, arguments);
     }
     MM_TRY(launch(r, MM_PLAN_COUNT, how, arguments));

@@ -83,7 +83,8 @@ static inline mm_matrix made_matrix(made_layer *l, mm_format format, uint32_t ro
                 else if (i % 4 == 0)
                     ((float *)scales)[i / 4] = spread * (0.7f + made_uniform(&l->seed));
             }
-        m.codes = codes, m.scales = format == MM_BF16 ? NULL : scales;
+        if (format == MM_BF16) free(scales), scales = NULL;
+        m.codes = codes, m.scales = scales;
     }
     if (format == MM_NVFP4) m.global = spread * (0.3f + 0.4f * made_uniform(&l->seed));
     if (format == MM_MXFP4) m.global = 1.0f;
