@@ -12,6 +12,10 @@
 
 static constexpr size_t guard_bytes = 64 * 1024; // a multiple of every page size in use
 
+// A guard splits the mapping in two, and Linux allows a process 65530 of them by default. A larger run, 85 CTAs of 384
+// threads, goes without guards: what it does to a stack, a smaller one does as well.
+static constexpr size_t guarded_stacks_max = 30000;
+
 void *fiber_stacks_open(size_t count) {
     const size_t bytes = count * (fiber_stack_bytes + guard_bytes);
     void *stacks = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -19,8 +23,10 @@ void *fiber_stacks_open(size_t count) {
         perror("sm100_model: cannot reserve fiber stacks");
         exit(2);
     }
-    for (size_t i = 0; i < count; i++)
-        if (mprotect(fiber_stack(stacks, i), fiber_stack_bytes, PROT_READ | PROT_WRITE)) {
+    const bool guarded = count <= guarded_stacks_max;
+    for (size_t i = 0; i < (guarded ? count : 1); i++)
+        if (mprotect(guarded ? fiber_stack(stacks, i) : stacks, guarded ? fiber_stack_bytes : bytes,
+                     PROT_READ | PROT_WRITE)) {
             perror("sm100_model: cannot map a fiber stack (too many threads for vm.max_map_count?)");
             exit(2);
         }
