@@ -2,6 +2,7 @@
 #include "model_machine.h"
 
 #include <string.h>
+#include <set>
 
 #include "backend/sm100/arguments.h"
 #include "sm100_model.h"
@@ -59,6 +60,13 @@ static megamoe_status model_map(void *, const struct sm100_map *map, struct sm10
     return MEGAMOE_OK;
 }
 
+// Of each kernel, and at the end of all: the seeds of the runs that ended well.
+static std::set<uint64_t> seeds[SM100_KERNEL_COUNT + 1];
+
+uint32_t model_schedule_count(enum sm100_kernel kernel) {
+    return (uint32_t)seeds[kernel].size();
+}
+
 static megamoe_status model_launch(void *context, const struct sm100_launch *launch, void *) {
     struct model_state *state = static_cast<struct model_state *>(context);
     const struct sm100_model_launch one = {kernels[launch->kernel].name,
@@ -75,6 +83,8 @@ static megamoe_status model_launch(void *context, const struct sm100_launch *lau
     static struct sm100_model_report report;
     if (sm100_model_run(&one, 1, &options, &report) != SM100_MODEL_OK)
         return mm_fail(MEGAMOE_DEVICE_ERROR, "seed %llu: %s", (unsigned long long)options.seed, report.message);
+    seeds[launch->kernel].insert(options.seed);
+    seeds[SM100_KERNEL_COUNT].insert(options.seed);
     state->launches++;
     state->mma_count += report.mma_count;
     state->async_ops += report.async_ops;

@@ -18,6 +18,9 @@ struct model_state {
 /* A machine of `multiprocessors`; state must outlive it. */
 struct sm100_machine model_machine(struct model_state *state, uint32_t multiprocessors);
 
+/* How many schedules (distinct seeds) this process has run of a kernel to its end; SM100_KERNEL_COUNT: of all. */
+uint32_t model_schedule_count(enum sm100_kernel kernel);
+
 #ifdef __cplusplus
 }
 #endif

@@ -2,12 +2,12 @@
 // the tile shapes of the models it is for, many schedules. Integer-valued operands, whose sums are exact in
 // any order, must give the exact result; random ones must stay within the bound of their fp32 additions.
 //
-//     test_sm100_gemm          the default, 303 problems: half a minute
+//     test_sm100_gemm          the default: half a minute
 //     test_sm100_gemm --long   every token count of every instance, 20 schedules of each ragged case, all of
-//     K and
-//                              features of the real shapes: for a machine with time
+//                              K and features of the real shapes: three minutes
 #include <stdio.h>
 #include <string.h>
+#include <set>
 
 #include "backend/sm100/record.h"
 #include "gemm_problem.h"
@@ -39,10 +39,17 @@ static void run_case(int tile, const std::vector<uint32_t> &rows, uint32_t m_row
     seed++;
 }
 
-// Steps of 7 meet every multiple of 8 up to the largest tile, and every remainder.
+// Steps of 7 meet every multiple of 8 (16 for a pair of CTAs) up to the largest tile, and every remainder.
 static void every_n(void) {
-    for (int tile = 0; tile < SM100_TILE_COUNT; tile++)
-        for (uint32_t n = 1; n <= sm100_tiles[tile].n_max; n += longer ? 1 : 7) run_case(tile, {n}, 144, 320, 2);
+    for (int tile = 0; tile < SM100_TILE_COUNT; tile++) {
+        const uint32_t step = 8 * sm100_tiles[tile].cta_group, n_max = sm100_tiles[tile].n_max;
+        std::set<uint32_t> met;
+        for (uint32_t n = 1; n <= n_max; n += longer ? 1 : 7) {
+            run_case(tile, {n}, 144, 320, 2);
+            met.insert((n + step - 1) / step * step);
+        }
+        report("every N of tile " + std::to_string(tile), met.size() == n_max / step ? "" : "some N was not run");
+    }
 }
 
 static void ragged_groups(void) {
@@ -121,6 +128,11 @@ int main(int argc, char **argv) {
     real_shapes();
     extras();
     bounded_waits();
-    printf("test_gemm: %d cases on as many schedules, %d failed\n", cases, failures);
+    const uint32_t schedules = model_schedule_count(SM100_KERNEL_COUNT);
+    if (schedules < 200) report("schedules", "fewer than 200 were run");
+    printf("test_gemm: %d cases, %d failed, %u schedules:", cases, failures, schedules);
+    for (int tile = 0; tile < SM100_TILE_COUNT; tile++)
+        printf(" tile %d %u", tile, model_schedule_count((enum sm100_kernel)tile));
+    printf("\n");
     return failures != 0;
 }

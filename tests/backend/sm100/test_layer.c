@@ -1,0 +1,296 @@
+/*
+ * Whole layers on the functional model: exact on integer-valued data under many schedules, and the same bits however
+ * the layer is launched, which is what docs/numerics.md promises under "Determinism".
+ *
+ * The model adds the last four terms of an instruction in an order that its seed chooses, because the manual does not
+ * say which. So where sums are rounded, two runs are compared under one seed: all that differs is the launch.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "layer_problem.h"
+
+/* Sizes that are multiples of 16 and of nothing larger; 12 experts of 4 slots each. */
+static const struct layer_problem_options base = {
+    .hidden = 208, .intermediate = 144, .experts = 12, .slots = 4, .multiprocessors = 4};
+
+/* `count` rows of tokens: token t of one result stands at place[t] of the other (NULL: at t). Returns how many of
+ * their bits differ, and fails at the first if `what` says what the two should have in common. */
+static size_t compare_rows(const void *a, const void *b, size_t row_bytes, const uint32_t *place, uint32_t count,
+                           const char *what) {
+    size_t differ = 0;
+    for (uint32_t t = 0; t < count; t++)
+        for (size_t i = 0; i < row_bytes; i++) {
+            const uint8_t *x = (const uint8_t *)a + (place ? place[t] : t) * row_bytes, *y = (const uint8_t *)b;
+            if (x[i] == y[t * row_bytes + i]) continue;
+            if (what) fail_msg("%s: token %u of %u differs at byte %zu of %zu", what, t, count, i, row_bytes);
+            differ++;
+        }
+    return differ;
+}
+
+static size_t compare(const struct layer_problem_options *o, const struct layer_result *a, const struct layer_result *b,
+                      const uint32_t *place, uint32_t count, const char *what) {
+    size_t hidden = o->hidden, pairs = o->slots;
+    return compare_rows(a->l1, b->l1, pairs * 2 * o->intermediate * sizeof *a->l1, place, count, what) +
+           compare_rows(a->l2, b->l2, pairs * hidden * sizeof *a->l2, place, count, what) +
+           compare_rows(a->partials, b->partials, pairs * hidden * sizeof *a->partials, place, count, what) +
+           compare_rows(a->output, b->output, hidden * sizeof *a->output, place, count, what);
+}
+
+/* ---- exact, whatever the schedule ---- */
+
+/* What a router may leave: all on one expert, experts without a token, ids that are not there, shared experts. */
+static void distort(struct layer_batch *b, const struct layer_problem_options *o, uint32_t kind) {
+    uint32_t pairs = b->token_count * o->slots;
+    for (uint32_t i = 0; i < pairs; i++) {
+        if (kind == 1 && i % o->slots == 0) b->ids[i] = 5 % (int32_t)o->experts;
+        if (kind == 1 && i % o->slots) b->ids[i] = -1;
+        if (kind == 2) b->ids[i] = (3 + (int32_t)(i % o->slots) * 2) % (int32_t)o->experts;
+        if (kind == 3 && i % 7 == 3) b->ids[i] = i % 2 ? -1 : 1000;
+    }
+    if (kind != 3) return;
+    b->shared = malloc((size_t)b->token_count * o->hidden * sizeof *b->shared);
+    assert_non_null(b->shared);
+    for (uint32_t i = 0; i < b->token_count * o->hidden; i++) b->shared[i] = 0.37f * (float)(i % 101) - 11.0f;
+}
+
+static void exact_run(struct layer_problem *p, uint32_t tokens, uint32_t kind, uint64_t seed) {
+    struct layer_batch *b = malloc(sizeof *b);
+    struct layer_result r;
+    assert_non_null(b);
+    layer_batch_open(p, b, tokens, (uint32_t)seed);
+    distort(b, &p->options, kind);
+    layer_run(p, b, seed, &r);
+    layer_expect(p, b, &r);
+    layer_result_close(&r);
+    layer_batch_close(b);
+    free(b);
+}
+
+/* A layer is run again and again, so that each run finds what the one before left in the scratch. */
+static void exact_under_every_schedule(void **state) {
+    static const uint32_t tokens[] = {1, 5, 70, 40, 2, 17, 210, 9};
+    static struct layer_problem p;
+    (void)state;
+    for (uint32_t layer = 0; layer < 6; layer++) {
+        struct layer_problem_options o = base;
+        if (layer % 2) o.experts = 4; /* so that some batches take the large tiles */
+        o.weight_before = layer == 1;
+        o.token_global = layer == 2;
+        o.multiprocessors = (const uint32_t[]){4, 1, 7, 2, 3, 16}[layer];
+        if (layer == 4) o.hidden = 80, o.intermediate = 272;
+        if (layer == 5) o.experts = 1, o.slots = 1;
+        layer_open(&p, &o);
+        for (uint32_t i = 0; i < 8; i++)
+            exact_run(&p, tokens[i], o.experts == 1 ? 0 : (i + layer) % 4, 6 * (8 * layer + i) + 1);
+        layer_close(&p);
+    }
+}
+
+/* ---- the same bits ---- */
+
+static void run_with(const struct layer_problem_options *o, const struct layer_batch *b, uint64_t seed,
+                     struct layer_result *r) {
+    static struct layer_problem p;
+    layer_open(&p, o);
+    layer_run(&p, b, seed, r);
+    layer_close(&p);
+}
+
+static struct layer_problem_options rounded(bool gated) {
+    struct layer_problem_options o = base;
+    o.inexact = true;
+    o.gated = gated;
+    return o;
+}
+
+static void batch_for(const struct layer_problem_options *o, struct layer_batch *b, uint32_t tokens) {
+    struct layer_problem shape = {.options = *o};
+    layer_batch_open(&shape, b, tokens, 9);
+}
+
+/* The data can tell: with the additions in another order it does not give the same bits. */
+static void expect_order_matters(const struct layer_problem_options *o, const struct layer_batch *b, uint64_t seed,
+                                 const struct layer_result *first) {
+    size_t differ = 0;
+    for (uint64_t other = seed + 1; other < seed + 6; other++) {
+        struct layer_result r;
+        run_with(o, b, other, &r);
+        differ += compare(o, &r, first, NULL, b->token_count, NULL);
+        layer_result_close(&r);
+    }
+    assert_true(differ > 0);
+}
+
+/* Few multiprocessors walk many tiles each, on 148 every tile has a worker of its own; 1 has no pair of CTAs, and
+ * takes other instances than the rest. */
+static void any_number_of_multiprocessors(void **state) {
+    static const uint32_t counts[] = {1, 2, 4, 7, 148}, budgets[] = {1, 2, 3, 5};
+    static struct layer_batch b;
+    (void)state;
+    for (uint32_t round = 0; round < 2; round++) {
+        struct layer_problem_options o = rounded(round == 0);
+        struct layer_result first, again;
+        uint32_t tokens = round ? 30 : 216; /* small tiles, and large ones where there are pairs */
+        batch_for(&o, &b, tokens);
+        run_with(&o, &b, 3 + round, &first);
+        for (uint32_t i = 0; i < 9; i++) {
+            o.multiprocessors = i < 5 ? counts[i] : 8;
+            o.sm_budget = i < 5 ? 0 : budgets[i - 5];
+            run_with(&o, &b, 3 + round, &again);
+            compare(&o, &again, &first, NULL, tokens, i < 5 ? "multiprocessors" : "budget");
+            layer_result_close(&again);
+        }
+        if (round) expect_order_matters(&o, &b, 3 + round, &first);
+        layer_result_close(&first);
+        layer_batch_close(&b);
+    }
+}
+
+static void move_token(const struct layer_problem_options *o, const struct layer_batch *from, uint32_t t,
+                       struct layer_batch *to, uint32_t place) {
+    memcpy(to->hidden + (size_t)place * o->hidden, from->hidden + (size_t)t * o->hidden, o->hidden * 2);
+    memcpy(to->ids + place * o->slots, from->ids + t * o->slots, o->slots * sizeof *to->ids);
+    memcpy(to->weights + place * o->slots, from->weights + t * o->slots, o->slots * sizeof *to->weights);
+}
+
+/* The same tokens in another order. */
+static void any_position(void **state) {
+    static struct layer_batch a, b;
+    struct layer_problem_options o = rounded(true);
+    struct layer_result ra, rb;
+    uint32_t place[130], count = 130;
+    (void)state;
+    batch_for(&o, &a, count);
+    batch_for(&o, &b, count);
+    for (uint32_t t = 0; t < count; t++) {
+        place[t] = (t * 37 + 11) % count;
+        move_token(&o, &b, t, &a, place[t]);
+    }
+    run_with(&o, &a, 6, &ra);
+    run_with(&o, &b, 6, &rb);
+    compare(&o, &ra, &rb, place, count, "position");
+    layer_result_close(&ra);
+    layer_result_close(&rb);
+    layer_batch_close(&a);
+    layer_batch_close(&b);
+}
+
+/* The same 7 tokens alone and among others: in small tiles, and where the batch has grown to the large ones. All
+ * instances add along K in the same order, so that here the bits are more alike than "Determinism" promises. */
+static void any_batch(void **state) {
+    static const uint32_t sizes[] = {7, 8, 31, 33, 129, 216, 400};
+    static struct layer_batch few, many;
+    struct layer_problem_options o = rounded(true);
+    struct layer_result alone, among;
+    uint32_t place[7];
+    (void)state;
+    batch_for(&o, &few, 7);
+    run_with(&o, &few, 8, &alone);
+    for (uint32_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        struct layer_problem shape = {.options = o};
+        layer_batch_open(&shape, &many, sizes[i], 50 + i);
+        for (uint32_t t = 0; t < 7; t++) {
+            place[t] = t * sizes[i] / 7;
+            move_token(&o, &few, t, &many, place[t]);
+        }
+        run_with(&o, &many, 8, &among);
+        compare(&o, &among, &alone, place, 7, "batch");
+        layer_result_close(&among);
+        layer_batch_close(&many);
+    }
+    layer_result_close(&alone);
+    layer_batch_close(&few);
+}
+
+/* Experts spread over two and three ranks: the row of L2 of every pair is that of one rank with all of them. */
+static void any_placement(void **state) {
+    static struct layer_batch b;
+    (void)state;
+    for (uint32_t ranks = 2; ranks <= 3; ranks++) {
+        struct layer_problem_options o = rounded(true), part;
+        struct layer_result whole, own;
+        uint32_t tokens = 100;
+        batch_for(&o, &b, tokens);
+        run_with(&o, &b, 11, &whole);
+        for (uint32_t rank = 0; rank < ranks; rank++) {
+            part = o;
+            part.first = rank;
+            part.step = ranks;
+            run_with(&part, &b, 11, &own);
+            for (uint32_t pair = 0; pair < tokens * o.slots; pair++)
+                if (b.ids[pair] % (int32_t)ranks == (int32_t)rank)
+                    compare_rows(own.l2 + (size_t)pair * o.hidden, whole.l2 + (size_t)pair * o.hidden,
+                                 o.hidden * sizeof *own.l2, NULL, 1, "rank");
+            layer_result_close(&own);
+        }
+        layer_result_close(&whole);
+        layer_batch_close(&b);
+    }
+}
+
+/* A NaN in one token leaves its scale in padding rows of later batches, and the later batches as they were. */
+static void nothing_stays_behind(void **state) {
+    static struct layer_problem p;
+    static struct layer_batch good, bad;
+    struct layer_problem_options o = rounded(true);
+    struct layer_result before, meanwhile, after;
+    (void)state;
+    layer_open(&p, &o);
+    layer_batch_open(&p, &good, 19, 9);
+    layer_batch_open(&p, &bad, 216, 10);
+    for (uint32_t t = 0; t < 216; t += 2) bad.hidden[(size_t)t * o.hidden + t % o.hidden] = 0x7FC0;
+    layer_run(&p, &good, 21, &before);
+    layer_run(&p, &bad, 22, &meanwhile);
+    for (uint32_t i = 0; i < 216 * o.hidden; i++) { /* NaN in every feature of its token, and nowhere else */
+        bool is_nan = (meanwhile.output[i] & 0x7FFF) > 0x7F80;
+        assert_int_equal(is_nan, i / o.hidden % 2 == 0);
+    }
+    layer_run(&p, &good, 21, &after);
+    compare(&o, &after, &before, NULL, 19, "after a batch with NaN");
+    layer_result_close(&before);
+    layer_result_close(&meanwhile);
+    layer_result_close(&after);
+    layer_batch_close(&good);
+    layer_batch_close(&bad);
+    layer_close(&p);
+}
+
+/* Last, because it looks at what the tests before it did. */
+static void schedules_were_many(void **state) {
+    static const struct {
+        enum sm100_kernel kernel;
+        const char *name;
+    } kernels[] = {{SM100_KERNEL_PLAN, "plan"},         {SM100_KERNEL_STAGE, "stage"},
+                   {SM100_KERNEL_L1_SMALL, "L1 small"}, {SM100_KERNEL_L1_LARGE, "L1 large"},
+                   {SM100_KERNEL_L2_SMALL, "L2 small"}, {SM100_KERNEL_L2_LARGE, "L2 large"},
+                   {SM100_KERNEL_COMBINE, "combine"}};
+    (void)state;
+    printf("test_layer: %u schedules:", model_schedule_count(SM100_KERNEL_COUNT));
+    for (uint32_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
+        printf(" %s %u", kernels[i].name, model_schedule_count(kernels[i].kernel));
+    printf("\n");
+    assert_true(model_schedule_count(SM100_KERNEL_COUNT) >= 200);
+    assert_true(model_schedule_count(SM100_KERNEL_PLAN) >= 40);
+    assert_true(model_schedule_count(SM100_KERNEL_STAGE) >= 40);
+    assert_true(model_schedule_count(SM100_KERNEL_COMBINE) >= 40);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(exact_under_every_schedule),
+        cmocka_unit_test(any_number_of_multiprocessors),
+        cmocka_unit_test(any_position),
+        cmocka_unit_test(any_batch),
+        cmocka_unit_test(any_placement),
+        cmocka_unit_test(nothing_stays_behind),
+        cmocka_unit_test(schedules_were_many),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
