@@ -61,9 +61,11 @@ static void ragged_groups(void) {
 }
 
 static void awkward_sizes(void) {
-    const uint32_t columns[] = {16, 48, 64, 80, 96, 160, 256, 2880}, features[] = {16, 80, 128, 144, 232 / 16 * 16};
+    const uint32_t columns[] = {16, 48, 256, 720}, published[] = {64, 80, 96, 160, 2880},
+                   features[] = {16, 80, 128, 144, 224};
     for (int tile = 0; tile < SM100_TILE_COUNT; tile++) {
         for (uint32_t k : columns) run_case(tile, {33, 5}, 80, k, 2);
+        for (uint32_t k : published) run_case(tile, {1, 5, 31, 32, 33, 127, 128, 129}, 80, k, 4);
         for (uint32_t m_rows : features) run_case(tile, {7, 31}, m_rows, 192, 4);
     }
 }
