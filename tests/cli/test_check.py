@@ -1,5 +1,6 @@
 """check passes what is right, names the stage, token, slot and index of what is wrong, and keeps its JSON keys."""
 
+import math
 import os
 import struct
 import unittest
@@ -181,6 +182,35 @@ class Against(Case):
         self.assertEqual(
             self.damaged("bf16", "output", 99, lambda b: fx.bf16(fx.from_bf16(b)[0] + 1))["stage"], "combine"
         )
+
+    def rounded_l2(self, change=lambda i, value: value):
+        """What a backend shows that keeps L2 as BF16; nothing after it, which it would have computed from that."""
+        tensors = self.dump("bf16")
+        dtype, shape, data = tensors["l2"]
+        values = struct.unpack(f"<{len(data) // 4}f", data)
+        stored = fx.from_bf16(b"".join(fx.bf16(change(i, value)) for i, value in enumerate(values)))
+        tensors["l2"] = (dtype, shape, fx.f32(*stored))
+        del tensors["output"]
+        return tensors, values, stored
+
+    def test_l2_stored_as_bf16(self):
+        report = self.judge(self.rounded_l2()[0], "bf16", 0)
+        l2 = next(s for s in report["stages"] if s["stage"] == "l2")
+        self.assertLess(abs(l2["norm_ratio"] - 1), 1e-6)  # as one that was rounded likewise
+        for factor in (1 + 2**-11, 1 - 2**-11):  # an eighth of BF16's step
+            off = self.first_failure(self.judge(self.rounded_l2(lambda i, x, f=factor: f * x)[0], "bf16", 1))
+            self.assertEqual(off["stage"], "l2")
+            self.assertLess(abs(off["norm_ratio"] - factor), 1e-4)
+
+    def test_the_wrong_neighbor_in_bf16(self):
+        """Of the two nearest BF16 only one is right, however small the step is."""
+        _, values, stored = self.rounded_l2()
+        index = max(range(len(values)), key=lambda i: abs(values[i] / 2 ** math.frexp(values[i])[1]))
+        step = math.ldexp(1, math.frexp(values[index])[1] - 8)
+        toward = step if values[index] > stored[index] else -step
+        tensors, _, _ = self.rounded_l2(lambda i, x: stored[i] + toward if i == index else x)
+        off = self.first_failure(self.judge(tensors, "bf16", 1))
+        self.assertEqual((off["stage"], off["mismatches"]), ("l2", 1))
 
     def test_activation_one_step(self):
         off = self.damaged("bf16", "h", 123, lambda b: struct.pack("<H", struct.unpack("<H", b)[0] ^ 1))
