@@ -37,13 +37,39 @@ static mm_matrix make_matrix(const struct layer_problem_options *o, uint32_t row
                        .global = ldexpf(o->inexact ? 0x1.5ep-6f : 1.0f, (int)(next_random(random) % 3) - 6)};
 }
 
+/* BF16 values 4 bytes apart, or F32 ones side by side; small integers. */
+static void add_bias(mm_matrix *m, bool bf16, uint32_t *random) {
+    uint8_t *bytes = filled(m->rows * 4);
+    for (uint32_t i = 0; i < m->rows; i++) {
+        float value = (float)(next_random(random) % 65) - 32.0f;
+        uint16_t half = bf16_nearest((double)value);
+        memcpy(bytes + 4 * i, bf16 ? (const void *)&half : &value, bf16 ? sizeof half : sizeof value);
+    }
+    m->bias = bytes;
+    m->bias_stride = 4;
+    m->bias_dtype = bf16 ? MEGAMOE_BF16 : MEGAMOE_F32;
+}
+
+static float bias_of(const mm_matrix *m, uint32_t row) {
+    const uint8_t *at = (const uint8_t *)m->bias + (size_t)row * 4;
+    uint16_t half;
+    float value;
+    if (!m->bias) return 0;
+    memcpy(&half, at, sizeof half);
+    memcpy(&value, at, sizeof value);
+    return m->bias_dtype == MEGAMOE_BF16 ? bf16_value(half) : value;
+}
+
 static void make_expert(const struct layer_problem_options *o, mm_expert *e, uint32_t index) {
     uint32_t random = 77 + index;
     memset(e, 0, sizeof *e);
     if (o->gated) e->gate = make_matrix(o, o->intermediate, o->hidden, &random);
     e->up = make_matrix(o, o->intermediate, o->hidden, &random);
     e->down = make_matrix(o, o->hidden, o->intermediate, &random);
-    e->intermediate_global = ldexpf(1.0f, (int)(index % 3) - 3);
+    if (o->biased && o->gated) add_bias(&e->gate, true, &random);
+    if (o->biased) add_bias(&e->up, true, &random);
+    if (o->biased) add_bias(&e->down, false, &random);
+    e->intermediate_global = ldexpf(1.0f, (int)(index % 3) + 3);
 }
 
 void layer_open(struct layer_problem *p, const struct layer_problem_options *options) {
@@ -82,6 +108,7 @@ void layer_close(struct layer_problem *p) {
         for (int m = 0; m < 3; m++) {
             free((void *)all[m]->codes);
             free((void *)all[m]->scales);
+            free((void *)all[m]->bias);
         }
     }
 }
@@ -149,15 +176,32 @@ static void read_result(const struct layer_problem *p, const struct layer_batch 
     size_t hidden = p->options.hidden, pairs = (size_t)b->token_count * p->options.slots;
     r->output = filled(b->token_count * hidden * 2);
     memcpy(r->output, d->output, b->token_count * hidden * 2);
+    r->counts = *p->moe->scratch.counts;
+    memcpy(r->expert_tokens, p->moe->scratch.expert_tokens, p->options.experts * sizeof *r->expert_tokens);
     r->partials = read_rows(p, pairs, p->moe->scratch.partials, hidden * sizeof *r->partials, true);
     r->l1 = read_rows(p, pairs, d->l1, 2 * p->options.intermediate * sizeof *r->l1, false);
     r->l2 = read_rows(p, pairs, l2, hidden * sizeof *r->l2, true);
 }
 
+/* As BF16, or as F32 values that are not BF16 and round to the same. */
+static void *upload_hidden(struct layer_problem *p, const struct layer_batch *b) {
+    size_t values = (size_t)b->token_count * p->options.hidden;
+    if (!p->options.hidden_f32) return upload(p, b->hidden, values * 2, "hidden");
+    float *wide = upload(p, NULL, values * sizeof *wide, "hidden");
+    for (size_t i = 0; i < values; i++) wide[i] = bf16_value(b->hidden[i]) * (i % 2 ? 0x1.004p0f : 0x1.ffcp-1f);
+    return wide;
+}
+
+/* Counters begin at zero, everything else as the run before left it. */
+static void forget_counts(struct layer_problem *p) {
+    *p->moe->scratch.counts = (struct mm_mega_moe_counts){0};
+    memset(p->moe->scratch.expert_tokens, 0, p->options.experts * sizeof(uint64_t));
+}
+
 void layer_run(struct layer_problem *p, const struct layer_batch *b, uint64_t seed, struct layer_result *r) {
     size_t hidden = p->options.hidden, pairs = (size_t)b->token_count * p->options.slots;
-    struct mm_mega_moe_batch d = {.token_count = b->token_count};
-    d.hidden = upload(p, b->hidden, b->token_count * hidden * 2, "hidden");
+    struct mm_mega_moe_batch d = {.token_count = b->token_count, .hidden_f32 = p->options.hidden_f32};
+    d.hidden = upload_hidden(p, b);
     d.expert_ids = upload(p, b->ids, pairs * sizeof *b->ids, "ids");
     d.expert_weights = upload(p, b->weights, pairs * sizeof *b->weights, "weights");
     if (b->shared) d.shared = upload(p, b->shared, b->token_count * hidden * sizeof *b->shared, "shared");
@@ -165,6 +209,7 @@ void layer_run(struct layer_problem *p, const struct layer_batch *b, uint64_t se
     d.l1 = upload(p, NULL, pairs * 2 * p->options.intermediate * sizeof *d.l1, "l1");
     float *l2 = upload(p, NULL, pairs * hidden * sizeof *l2, "l2");
     p->state.seed = seed;
+    forget_counts(p);
     if (mm_nvfp4_mega_moe_full(p->moe, &d, NULL) || mm_nvfp4_mega_moe_l2(p->moe, &d, l2, true, NULL) ||
         mm_mega_moe_check(p->moe))
         fail_msg("seed %llu, %u tokens: %s", (unsigned long long)seed, b->token_count, megamoe_error_message());
@@ -176,15 +221,19 @@ void layer_run(struct layer_problem *p, const struct layer_batch *b, uint64_t se
 
 /* ---- what must come out ---- */
 
-/* One vector under NVFP4: values without the global scale. docs/numerics.md, "Activations". */
-static void quantize(const float *values, uint32_t count, float global, double *quantized) {
+/* One vector under NVFP4: values without the global scale. docs/numerics.md, "Activations". Returns how many blocks
+ * were clipped. */
+static uint64_t quantize(const float *values, uint32_t count, float global, double *quantized) {
+    uint64_t clipped = 0;
     for (uint32_t block = 0; block < count; block += 16) {
         float amax = 0;
         for (uint32_t i = block; i < block + 16; i++) amax = fmaxf(amax, fabsf(values[i]));
+        clipped += (double)(amax / 6.0f / global) > 448 * (1 + 0x1p-21);
         double scale = e4m3_value(e4m3_nearest(fmax((double)(amax / 6.0f / global), 0x1p-9)));
         for (uint32_t i = block; i < block + 16; i++)
             quantized[i] = scale * e2m1_value(e2m1_nearest((double)(values[i] / ((float)scale * global))));
     }
+    return clipped;
 }
 
 static double product(const mm_matrix *m, uint32_t row, const double *x) {
@@ -196,26 +245,28 @@ static double product(const mm_matrix *m, uint32_t row, const double *x) {
     return sum;
 }
 
-/* p of one pair, as it is stored. */
-static void expected_partial(const struct layer_problem *p, const mm_expert *e, const double *x, float input_global,
-                             float weight, uint16_t *partial) {
+/* p of one pair, as it is stored; returns how many blocks of h were clipped. */
+static uint64_t expected_partial(const struct layer_problem *p, const mm_expert *e, const double *x, float input_global,
+                                 float weight, uint16_t *partial) {
     const struct layer_problem_options *o = &p->options;
     float *h = filled(o->intermediate * sizeof *h);
     double *quantized = filled(o->intermediate * sizeof *quantized);
     for (uint32_t i = 0; i < o->intermediate; i++) {
-        float up = (float)product(&e->up, i, x) * (input_global * e->up.global), r = up > 0 ? up : 0;
+        float up = (float)product(&e->up, i, x) * (input_global * e->up.global);
+        float r = fmaxf(up + bias_of(&e->up, i), 0);
         h[i] = r * r * (o->weight_before ? weight : 1.0f);
     }
-    quantize(h, o->intermediate, e->intermediate_global, quantized);
+    uint64_t clipped = quantize(h, o->intermediate, e->intermediate_global, quantized);
     for (uint32_t i = 0; i < o->hidden; i++) {
         float sum = (float)product(&e->down, i, quantized) * (e->intermediate_global * e->down.global);
-        partial[i] = bf16_nearest((double)sum);
+        partial[i] = bf16_nearest((double)(sum + bias_of(&e->down, i)));
     }
     free(h);
     free(quantized);
+    return clipped;
 }
 
-static float stage(const struct layer_problem *p, const uint16_t *hidden, double *x) {
+static float stage(const struct layer_problem *p, const uint16_t *hidden, double *x, uint64_t *clipped) {
     uint32_t count = p->options.hidden;
     float *values = filled(count * sizeof *values), amax = 0, global = 0.5f;
     for (uint32_t i = 0; i < count; i++) {
@@ -223,24 +274,35 @@ static float stage(const struct layer_problem *p, const uint16_t *hidden, double
         amax = fmaxf(amax, fabsf(values[i]));
     }
     if (p->options.token_global) global = amax > 0 ? amax / 2688.0f : 1.0f;
-    quantize(values, count, global, x);
+    *clipped += quantize(values, count, global, x);
     free(values);
     return global;
 }
 
+/* What a run must have counted. */
+struct expected_counts {
+    struct mm_mega_moe_counts counts;
+    uint64_t expert_tokens[LAYER_EXPERTS_MAX];
+};
+
 static void expect_token(const struct layer_problem *p, const struct layer_batch *b, const struct layer_result *r,
-                         uint32_t t) {
+                         uint32_t t, struct expected_counts *counted) {
     const struct layer_problem_options *o = &p->options;
     double *x = filled(o->hidden * sizeof *x);
-    float global = stage(p, b->hidden + (size_t)t * o->hidden, x), *y = calloc(o->hidden, sizeof *y);
+    struct mm_mega_moe_counts *c = &counted->counts;
+    float global = stage(p, b->hidden + (size_t)t * o->hidden, x, &c->saturated_blocks),
+          *y = calloc(o->hidden, sizeof *y);
     uint16_t *partial = filled(o->hidden * sizeof *partial);
     assert_non_null(y);
     for (uint32_t k = 0; k < o->slots; k++) {
         uint32_t pair = t * o->slots + k;
         int32_t id = b->ids[pair];
         const uint16_t *got = r->partials + (size_t)pair * o->hidden;
+        c->skipped_slots += id == -1;
+        c->bad_slots += id < -1 || id >= (int32_t)o->experts;
         if (id < 0 || (uint32_t)id >= o->experts) continue;
-        expected_partial(p, &p->experts[id], x, global, b->weights[pair], partial);
+        counted->expert_tokens[id]++;
+        c->saturated_blocks += expected_partial(p, &p->experts[id], x, global, b->weights[pair], partial);
         for (uint32_t i = 0; i < o->hidden; i++) {
             if (bf16_value(got[i]) != bf16_value(partial[i]))
                 fail_msg("token %u slot %u feature %u of %u tokens is %g and not %g", t, k, i, b->token_count,
@@ -259,5 +321,11 @@ static void expect_token(const struct layer_problem *p, const struct layer_batch
 
 void layer_expect(const struct layer_problem *p, const struct layer_batch *b, const struct layer_result *r) {
     assert_true(!p->options.gated && !p->options.inexact && p->options.step == 0);
-    for (uint32_t t = 0; t < b->token_count; t++) expect_token(p, b, r, t);
+    struct expected_counts counted = {0};
+    for (uint32_t t = 0; t < b->token_count; t++) expect_token(p, b, r, t, &counted);
+    assert_int_equal(r->counts.skipped_slots, counted.counts.skipped_slots);
+    assert_int_equal(r->counts.bad_slots, counted.counts.bad_slots);
+    assert_int_equal(r->counts.saturated_blocks, counted.counts.saturated_blocks);
+    assert_int_equal(r->counts.nonfinite_blocks, 0);
+    for (uint32_t i = 0; i < p->options.experts; i++) assert_int_equal(r->expert_tokens[i], counted.expert_tokens[i]);
 }

@@ -17,7 +17,8 @@ struct layer_problem_options {
     uint32_t multiprocessors, sm_budget;
     bool gated;   /* SwiGLU: no exact values to expect, but the same bits every time */
     bool inexact; /* weights and tokens of any value: the order of additions shows in the bits */
-    bool weight_before, token_global;
+    bool weight_before, token_global, hidden_f32;
+    bool biased; /* gate and up in BF16, every second of a longer row, down in F32 */
 };
 
 struct layer_problem {
@@ -39,9 +40,11 @@ struct layer_batch {
 
 /* Rows of pairs that have no expert here are zero. */
 struct layer_result {
-    uint16_t *output;   /* BF16 [token_count, hidden] */
-    uint16_t *partials; /* BF16 [token_count, slots, hidden] */
-    float *l1, *l2;     /* before any rounding to less than fp32: [token_count, slots, 2 * intermediate and hidden] */
+    uint16_t *output;                 /* BF16 [token_count, hidden] */
+    uint16_t *partials;               /* BF16 [token_count, slots, hidden] */
+    struct mm_mega_moe_counts counts; /* of this run alone */
+    uint64_t expert_tokens[LAYER_EXPERTS_MAX];
+    float *l1, *l2; /* before any rounding to less than fp32: [token_count, slots, 2 * intermediate and hidden] */
 };
 
 void layer_open(struct layer_problem *p, const struct layer_problem_options *options);
@@ -53,7 +56,8 @@ void layer_result_close(struct layer_result *r);
 /* The five launches, with the seeds from `seed` on, and L2 once more in fp32; fails the test if one does not end well.
  */
 void layer_run(struct layer_problem *p, const struct layer_batch *b, uint64_t seed, struct layer_result *r);
-/* Fails the test at the first output that is not the definition's (relu2 and exact sums only). */
+/* Fails the test at the first partial row, output or counter that is not the definition's (relu2 and exact sums
+ * only). */
 void layer_expect(const struct layer_problem *p, const struct layer_batch *b, const struct layer_result *r);
 
 #endif

@@ -85,6 +85,7 @@ static megamoe_status model_launch(void *context, const struct sm100_launch *lau
         return mm_fail(MEGAMOE_DEVICE_ERROR, "seed %llu: %s", (unsigned long long)options.seed, report.message);
     seeds[launch->kernel].insert(options.seed);
     seeds[SM100_KERNEL_COUNT].insert(options.seed);
+    state->grid[launch->kernel] = launch->grid;
     state->launches++;
     state->mma_count += report.mma_count;
     state->async_ops += report.async_ops;

@@ -13,6 +13,7 @@ struct model_state {
     uint64_t seed; /* of the next launch; it grows by one with each */
     int time_runs; /* bounded waits expire */
     uint64_t mma_count, async_ops, launches;
+    uint32_t grid[SM100_KERNEL_COUNT]; /* CTAs of the latest launch of each kernel */
 };
 
 /* A machine of `multiprocessors`; state must outlive it. */

@@ -97,6 +97,18 @@ static void extras(void) {
         }
 }
 
+// Who may wait for what: the load warp, the multiply warp, the eight warps of the epilogue.
+static bool waits_for_its_own(const struct sm100_record &r) {
+    const uint32_t warp = r.thread / 32;
+    switch (r.barrier) {
+    case SM100_STAGE_FULL:
+    case SM100_ACCUMULATOR_EMPTY: return warp == 1;
+    case SM100_STAGE_EMPTY: return warp <= 1;
+    case SM100_ACCUMULATOR_FULL: return warp >= 4 && warp < 12;
+    default: return false;
+    }
+}
+
 // A transfer that brings too few bytes: the kernel still ends, and the record says who waited for what and
 // where. The model then finds, at the end of a CTA, that the bytes do not balance; without the bound it would
 // report a deadlock.
@@ -117,7 +129,8 @@ static void bounded_waits(void) {
         mm_sm100_record_describe(p.args.record, sentence, sizeof sentence);
         if (!strstr(megamoe_error_message(), "do not balance")) problem = megamoe_error_message();
         if (!strstr(sentence, "gave up waiting for")) problem = "nothing in the record";
-        if (p.args.record->kernel != (uint32_t)tile) problem = sentence;
+        const struct sm100_record &r = *p.args.record;
+        if (r.kernel != (uint32_t)tile || !waits_for_its_own(r) || r.group || r.row) problem = sentence;
         report("bounded waits, tile " + std::to_string(tile), problem);
     }
 }

@@ -45,7 +45,8 @@ static size_t compare(const struct layer_problem_options *o, const struct layer_
 
 /* ---- exact, whatever the schedule ---- */
 
-/* What a router may leave: all on one expert, experts without a token, ids that are not there, shared experts. */
+/* What a router may leave: all on one expert, experts without a token, ids that are not there; and a shared expert,
+ * and a token too large for the global scale. */
 static void distort(struct layer_batch *b, const struct layer_problem_options *o, uint32_t kind) {
     uint32_t pairs = b->token_count * o->slots;
     for (uint32_t i = 0; i < pairs; i++) {
@@ -55,12 +56,15 @@ static void distort(struct layer_batch *b, const struct layer_problem_options *o
         if (kind == 3 && i % 7 == 3) b->ids[i] = i % 2 ? -1 : 1000;
     }
     if (kind != 3) return;
+    for (uint32_t i = 0; i < o->hidden; i++)
+        b->hidden[i] = (uint16_t)(b->hidden[i] + (b->hidden[i] & 0x7FFF ? 6 << 7 : 0));
     b->shared = malloc((size_t)b->token_count * o->hidden * sizeof *b->shared);
     assert_non_null(b->shared);
     for (uint32_t i = 0; i < b->token_count * o->hidden; i++) b->shared[i] = 0.37f * (float)(i % 101) - 11.0f;
 }
 
-static void exact_run(struct layer_problem *p, uint32_t tokens, uint32_t kind, uint64_t seed) {
+/* Returns how many blocks were clipped. */
+static uint64_t exact_run(struct layer_problem *p, uint32_t tokens, uint32_t kind, uint64_t seed) {
     struct layer_batch *b = malloc(sizeof *b);
     struct layer_result r;
     assert_non_null(b);
@@ -71,35 +75,51 @@ static void exact_run(struct layer_problem *p, uint32_t tokens, uint32_t kind, u
     layer_result_close(&r);
     layer_batch_close(b);
     free(b);
+    return r.counts.saturated_blocks;
 }
 
 /* A layer is run again and again, so that each run finds what the one before left in the scratch. */
 static void exact_under_every_schedule(void **state) {
     static const uint32_t tokens[] = {1, 5, 70, 40, 2, 17, 210, 9};
     static struct layer_problem p;
+    uint64_t clipped = 0;
     (void)state;
     for (uint32_t layer = 0; layer < 6; layer++) {
         struct layer_problem_options o = base;
         if (layer % 2) o.experts = 4; /* so that some batches take the large tiles */
         o.weight_before = layer == 1;
         o.token_global = layer == 2;
+        o.hidden_f32 = layer == 3;
+        o.biased = layer == 4;
         o.multiprocessors = (const uint32_t[]){4, 1, 7, 2, 3, 16}[layer];
         if (layer == 4) o.hidden = 80, o.intermediate = 272;
         if (layer == 5) o.experts = 1, o.slots = 1;
         layer_open(&p, &o);
         for (uint32_t i = 0; i < 8; i++)
-            exact_run(&p, tokens[i], o.experts == 1 ? 0 : (i + layer) % 4, 6 * (8 * layer + i) + 1);
+            clipped += exact_run(&p, tokens[i], o.experts == 1 ? 0 : (i + layer) % 4, 6 * (8 * layer + i) + 1);
         layer_close(&p);
     }
+    assert_true(clipped > 0);
 }
 
 /* ---- the same bits ---- */
+
+/* The GEMMs have a worker per multiprocessor of the budget at most, the others eight CTAs. */
+static void expect_within_budget(const struct layer_problem *p) {
+    const struct layer_problem_options *o = &p->options;
+    uint32_t most = o->sm_budget ? o->sm_budget : o->multiprocessors;
+    for (uint32_t kernel = 0; kernel < SM100_KERNEL_COUNT; kernel++)
+        if (kernel != SM100_KERNEL_PLAN)
+            assert_true(p->state.grid[kernel] <= (kernel < SM100_KERNEL_PLAN ? most : 8 * most));
+    assert_true(p->state.grid[SM100_KERNEL_COMBINE] > 0);
+}
 
 static void run_with(const struct layer_problem_options *o, const struct layer_batch *b, uint64_t seed,
                      struct layer_result *r) {
     static struct layer_problem p;
     layer_open(&p, o);
     layer_run(&p, b, seed, r);
+    expect_within_budget(&p);
     layer_close(&p);
 }
 
@@ -235,31 +255,89 @@ static void any_placement(void **state) {
     }
 }
 
-/* A NaN in one token leaves its scale in padding rows of later batches, and the later batches as they were. */
+/* ---- what is not a number, not there, or lost ---- */
+
+/* A NaN or an infinity in one token leaves its scale in padding rows of later batches, and those batches as they were.
+ * Every block that cannot be quantized is counted once per token on the way in and once per row in between. */
 static void nothing_stays_behind(void **state) {
     static struct layer_problem p;
     static struct layer_batch good, bad;
-    struct layer_problem_options o = rounded(true);
     struct layer_result before, meanwhile, after;
     (void)state;
-    layer_open(&p, &o);
-    layer_batch_open(&p, &good, 19, 9);
-    layer_batch_open(&p, &bad, 216, 10);
-    for (uint32_t t = 0; t < 216; t += 2) bad.hidden[(size_t)t * o.hidden + t % o.hidden] = 0x7FC0;
-    layer_run(&p, &good, 21, &before);
-    layer_run(&p, &bad, 22, &meanwhile);
-    for (uint32_t i = 0; i < 216 * o.hidden; i++) { /* NaN in every feature of its token, and nowhere else */
-        bool is_nan = (meanwhile.output[i] & 0x7FFF) > 0x7F80;
-        assert_int_equal(is_nan, i / o.hidden % 2 == 0);
+    for (uint32_t round = 0; round < 2; round++) {
+        struct layer_problem_options o = rounded(true);
+        uint32_t tokens = 216, blocks = (tokens / 2) * (1 + o.slots * o.intermediate / 16);
+        o.token_global = round == 1;
+        layer_open(&p, &o);
+        layer_batch_open(&p, &good, 19, 9);
+        layer_batch_open(&p, &bad, tokens, 10);
+        for (uint32_t t = 0; t < tokens; t += 2)
+            bad.hidden[(size_t)t * o.hidden + t % o.hidden] = t % 4 ? 0x7FC0 : 0xFF80; /* NaN, -infinity */
+        layer_run(&p, &good, 21, &before);
+        layer_run(&p, &bad, 22, &meanwhile);
+        for (uint32_t i = 0; i < tokens * o.hidden; i++) { /* NaN in every feature of its token, and nowhere else */
+            bool is_nan = (meanwhile.output[i] & 0x7FFF) > 0x7F80;
+            assert_int_equal(is_nan, i / o.hidden % 2 == 0);
+        }
+        assert_int_equal(meanwhile.counts.nonfinite_blocks, blocks);
+        layer_run(&p, &good, 21, &after);
+        compare(&o, &after, &before, NULL, 19, "after a batch with NaN");
+        layer_result_close(&before);
+        layer_result_close(&meanwhile);
+        layer_result_close(&after);
+        layer_batch_close(&good);
+        layer_batch_close(&bad);
+        layer_close(&p);
     }
-    layer_run(&p, &good, 21, &after);
-    compare(&o, &after, &before, NULL, 19, "after a batch with NaN");
-    layer_result_close(&before);
-    layer_result_close(&meanwhile);
-    layer_result_close(&after);
-    layer_batch_close(&good);
-    layer_batch_close(&bad);
+}
+
+static void too_many_tokens(void **state) {
+    static struct layer_problem p;
+    struct mm_mega_moe_batch batch = {.token_count = LAYER_TOKENS_MAX + 1};
+    (void)state;
+    layer_open(&p, &base);
+    assert_int_equal(mm_nvfp4_mega_moe_full(p.moe, &batch, NULL), MEGAMOE_INVALID_ARGUMENT);
+    assert_non_null(strstr(megamoe_error_message(), "401 tokens"));
+    assert_int_equal(p.state.launches, 0);
     layer_close(&p);
+}
+
+/* MXFP4 experts whose scales span too much: all the changed values are counted, and the first such expert is named. */
+static void losses_are_reported(void **state) {
+    enum { EXPERTS = 4, SIZE = 64 };
+    static uint8_t codes[SIZE * SIZE / 2], scales[2][SIZE * SIZE / 32];
+    struct model_state model = {0};
+    struct sm100_machine machine = model_machine(&model, 4);
+    mm_expert experts[EXPERTS] = {0};
+    struct mm_mega_moe_weights weights;
+    struct mm_mega_moe_loss loss, once;
+    (void)state;
+    memset(codes, 0x11, sizeof codes); /* 0.5 */
+    for (uint32_t i = 0; i < sizeof scales[0]; i++) {
+        scales[0][i] = (uint8_t)(100 + i % 18);
+        scales[1][i] = (uint8_t)(i == 5 ? 90 : 110 + i % 8); /* one block of 32 is below all that NVFP4 has */
+    }
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        mm_matrix *all[] = {&experts[e].gate, &experts[e].up, &experts[e].down};
+        for (uint32_t m = 0; m < 3; m++)
+            *all[m] = (mm_matrix){.codes = codes,
+                                  .scales = scales[e == 1 || e == 2],
+                                  .row_bytes = SIZE / 2,
+                                  .scale_row_bytes = SIZE / 32,
+                                  .rows = SIZE,
+                                  .columns = SIZE,
+                                  .format = MM_MXFP4,
+                                  .global = 1.0f};
+    }
+    assert_int_equal(mm_transform_nvfp4_weights_for_mega_moe(&machine, experts, 2, false, &weights, &once), MEGAMOE_OK);
+    mm_mega_moe_weights_free(&machine, &weights);
+    assert_int_equal(mm_transform_nvfp4_weights_for_mega_moe(&machine, experts, EXPERTS, false, &weights, &loss),
+                     MEGAMOE_OK);
+    for (uint32_t e = 0; e < EXPERTS; e++) assert_true(weights.h_globals[e] == 1.0f);
+    mm_mega_moe_weights_free(&machine, &weights);
+    assert_int_equal(once.values, 3 * 32);
+    assert_int_equal(loss.values, 2 * 3 * 32);
+    assert_int_equal(loss.expert, 1);
 }
 
 /* Last, because it looks at what the tests before it did. */
@@ -290,6 +368,8 @@ int main(void) {
         cmocka_unit_test(any_batch),
         cmocka_unit_test(any_placement),
         cmocka_unit_test(nothing_stays_behind),
+        cmocka_unit_test(too_many_tokens),
+        cmocka_unit_test(losses_are_reported),
         cmocka_unit_test(schedules_were_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
