@@ -3,12 +3,15 @@
 
 Prints the tables of docs/blackwell.md. Nothing in it has run on the hardware. Peaks: 9 PFLOP/s dense FP4 and 8 TB/s
 over 148 SMs at 1.85 GHz, so 32,768 FLOP and 29 bytes of memory a clock and SM; 128 bytes of shared memory too
-(as on earlier GPUs). Instructions of the epilogue are counted in the disassembly of the image, by hand: `nvdisasm -c` of
-gemm.cu as check_image.py compiles it (nvcc 13.0), the loop of sm100_l1_large and sm100_l2_large that begins with the
-tensor loads, along the path of 16 columns that are all tokens and the last of their tile. Instructions whose predicate
-is false count, both sides of a branch that divides a warp count (transpose_nibbles), slow paths of divisions and
-what is not asked for (the dump of L1, relu2, counters of rare blocks, F32 rows) do not. L1: 1,634 = 102 per value, of
-them 52 the factors and SwiGLU with its exact division and 24 the division that gives the code. L2: 318 = 20 per value.
+(as on earlier GPUs).
+
+Instructions of the epilogue are counted in the disassembly of the image, by hand: `nvdisasm -c` of gemm.cu as
+check_image.py compiles it (nvcc 13.0), the loop of sm100_l1_large and sm100_l2_large that begins with the tensor
+loads, along the path of 16 columns that are all tokens and the last of their tile. Instructions whose predicate is
+false count, and so do both sides of a branch that divides a warp (transpose_nibbles). Not counted: slow paths of
+divisions, and what is not asked for (the dump of L1, relu2, counters of rare blocks, F32 rows). L1: 1,634, 102 per
+value, of them 52 the factors and SwiGLU with its exact division and 24 the division that gives the code. L2: 318,
+20 per value.
 """
 SMS, CLOCK, MEMORY, FLOP_CLK, SHARED_CLK = 148, 1.85e9, 8.0e12, 32768, 128
 HIDDEN, INTERMEDIATE, EXPERTS, SLOTS = 7168, 3072, 48, 6

@@ -3,11 +3,9 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <string.h>
 #include <cmocka.h>
 
 #include "backend/sm100/arguments.h"
-#include "backend/sm100/record.h"
 #include "backend/sm100/tiles.h"
 
 static void instruction(void **state) {
@@ -52,26 +50,12 @@ static void budgets(void **state) {
     }
 }
 
-static void record(void **state) {
-    (void)state;
-    char sentence[256];
-    struct sm100_record r = {0};
-    mm_sm100_record_describe(&r, sentence, sizeof sentence);
-    assert_string_equal(sentence, "");
-    r = (struct sm100_record){1, SM100_L2_LARGE, SM100_STAGE_FULL, 3, 1, 17, 32, 5, 2, 640};
-    mm_sm100_record_describe(&r, sentence, sizeof sentence);
-    assert_string_equal(sentence,
-                        "kernel L2 (large tiles): thread 32 of CTA 17 gave up waiting for the bytes of stage 3 "
-                        "(phase 1) at expert 5, weight tile 2, token row 640");
-    r.kernel = 77;
-    mm_sm100_record_describe(&r, sentence, sizeof sentence);
-    assert_non_null(strstr(sentence, "damaged (kernel 77"));
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(instruction), cmocka_unit_test(operand), cmocka_unit_test(scale),
-        cmocka_unit_test(budgets),     cmocka_unit_test(record),
+        cmocka_unit_test(instruction),
+        cmocka_unit_test(operand),
+        cmocka_unit_test(scale),
+        cmocka_unit_test(budgets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
