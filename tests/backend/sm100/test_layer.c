@@ -20,7 +20,7 @@ static const struct layer_problem_options base = {
     .hidden = 208, .intermediate = 144, .experts = 12, .slots = 4, .multiprocessors = 4};
 
 /* `count` rows of tokens: token t of one result stands at place[t] of the other (NULL: at t). Returns how many of
- * their bits differ, and fails at the first if `what` says what the two should have in common. */
+ * their bytes differ, and fails at the first if `what` says what the two should have in common. */
 static size_t compare_rows(const void *a, const void *b, size_t row_bytes, const uint32_t *place, uint32_t count,
                            const char *what) {
     size_t differ = 0;
@@ -56,7 +56,7 @@ static void distort(struct layer_batch *b, const struct layer_problem_options *o
         if (kind == 3 && i % 7 == 3) b->ids[i] = i % 2 ? -1 : 1000;
     }
     if (kind != 3) return;
-    for (uint32_t i = 0; i < o->hidden; i++)
+    for (uint32_t i = 0; i < o->hidden; i++) /* the first token times 64, in the exponent */
         b->hidden[i] = (uint16_t)(b->hidden[i] + (b->hidden[i] & 0x7FFF ? 6 << 7 : 0));
     b->shared = malloc((size_t)b->token_count * o->hidden * sizeof *b->shared);
     assert_non_null(b->shared);
