@@ -229,25 +229,38 @@ static void any_batch(void **state) {
     layer_batch_close(&few);
 }
 
-/* Experts spread over two and three ranks: the row of L2 of every pair is that of one rank with all of them. */
+/* One rank's share of a batch: rows of L2 and counts are those of a rank with all experts; others' slots are skipped.
+ */
+static void expect_share(const struct layer_problem_options *o, const struct layer_batch *b, uint32_t rank,
+                         uint32_t ranks, const struct layer_result *own, const struct layer_result *whole) {
+    uint64_t skipped = 0;
+    for (uint32_t pair = 0; pair < b->token_count * o->slots; pair++) {
+        size_t at = (size_t)pair * o->hidden;
+        if ((uint32_t)b->ids[pair] % ranks == rank)
+            compare_rows(own->l2 + at, whole->l2 + at, o->hidden * sizeof *own->l2, NULL, 1, "rank");
+        else
+            skipped++;
+    }
+    assert_int_equal(own->counts.skipped_slots, skipped);
+    for (uint32_t id = 0; id < o->experts; id++)
+        assert_int_equal(own->expert_tokens[id], id % ranks == rank ? whole->expert_tokens[id] : 0);
+}
+
+/* Experts spread over two and three ranks. */
 static void any_placement(void **state) {
     static struct layer_batch b;
     (void)state;
     for (uint32_t ranks = 2; ranks <= 3; ranks++) {
         struct layer_problem_options o = rounded(true), part;
         struct layer_result whole, own;
-        uint32_t tokens = 100;
-        batch_for(&o, &b, tokens);
+        batch_for(&o, &b, 100);
         run_with(&o, &b, 11, &whole);
         for (uint32_t rank = 0; rank < ranks; rank++) {
             part = o;
             part.first = rank;
             part.step = ranks;
             run_with(&part, &b, 11, &own);
-            for (uint32_t pair = 0; pair < tokens * o.slots; pair++)
-                if (b.ids[pair] % (int32_t)ranks == (int32_t)rank)
-                    compare_rows(own.l2 + (size_t)pair * o.hidden, whole.l2 + (size_t)pair * o.hidden,
-                                 o.hidden * sizeof *own.l2, NULL, 1, "rank");
+            expect_share(&o, &b, rank, ranks, &own, &whole);
             layer_result_close(&own);
         }
         layer_result_close(&whole);
