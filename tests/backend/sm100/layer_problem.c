@@ -37,24 +37,26 @@ static mm_matrix make_matrix(const struct layer_problem_options *o, uint32_t row
                        .global = ldexpf(o->inexact ? 0x1.5ep-6f : 1.0f, (int)(next_random(random) % 3) - 6)};
 }
 
-/* BF16 values 4 bytes apart, or F32 ones side by side; small integers. */
+/* Small integers: BF16 values 4 bytes apart, or F32 ones 8, as in rows that alternate between two matrices. */
 static void add_bias(mm_matrix *m, bool bf16, uint32_t *random) {
-    uint8_t *bytes = filled(m->rows * 4);
+    uint32_t stride = bf16 ? 4 : 8;
+    uint8_t *bytes = filled((size_t)m->rows * stride);
     for (uint32_t i = 0; i < m->rows; i++) {
         float value = (float)(next_random(random) % 65) - 32.0f;
         uint16_t half = bf16_nearest((double)value);
-        memcpy(bytes + 4 * i, bf16 ? (const void *)&half : &value, bf16 ? sizeof half : sizeof value);
+        memcpy(bytes + (size_t)stride * i, bf16 ? (const void *)&half : &value, bf16 ? sizeof half : sizeof value);
     }
     m->bias = bytes;
-    m->bias_stride = 4;
+    m->bias_stride = stride;
     m->bias_dtype = bf16 ? MEGAMOE_BF16 : MEGAMOE_F32;
 }
 
 static float bias_of(const mm_matrix *m, uint32_t row) {
-    const uint8_t *at = (const uint8_t *)m->bias + (size_t)row * 4;
+    const uint8_t *at = m->bias;
     uint16_t half;
     float value;
-    if (!m->bias) return 0;
+    if (!at) return 0;
+    at += row * m->bias_stride;
     memcpy(&half, at, sizeof half);
     memcpy(&value, at, sizeof value);
     return m->bias_dtype == MEGAMOE_BF16 ? bf16_value(half) : value;

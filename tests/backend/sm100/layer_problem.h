@@ -18,7 +18,7 @@ struct layer_problem_options {
     bool gated;   /* SwiGLU: no exact values to expect, but the same bits every time */
     bool inexact; /* weights and tokens of any value: the order of additions shows in the bits */
     bool weight_before, token_global, hidden_f32;
-    bool biased; /* gate and up in BF16, every second of a longer row, down in F32 */
+    bool biased; /* gate and up in BF16, down in F32, all with gaps between the values */
 };
 
 struct layer_problem {

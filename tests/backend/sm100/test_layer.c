@@ -293,6 +293,8 @@ static void nothing_stays_behind(void **state) {
             assert_int_equal(is_nan, i / o.hidden % 2 == 0);
         }
         assert_int_equal(meanwhile.counts.nonfinite_blocks, blocks);
+        for (uint32_t row = 0; row < tokens * o.slots; row++) /* from what is finite in the token */
+            assert_true(p.moe->scratch.row_globals[row] > 0 && p.moe->scratch.row_globals[row] < 1);
         layer_run(&p, &good, 21, &after);
         compare(&o, &after, &before, NULL, 19, "after a batch with NaN");
         layer_result_close(&before);
