@@ -200,6 +200,15 @@ static void forget_counts(struct layer_problem *p) {
     memset(p->moe->scratch.expert_tokens, 0, p->options.experts * sizeof(uint64_t));
 }
 
+/* Rows are sorted by expert and, within one, in the order of the batch. */
+static void expect_sorted(const struct layer_problem *p) {
+    const struct mm_mega_moe_scratch *c = &p->moe->scratch;
+    int32_t row = 0;
+    for (uint32_t group = 0; group < p->moe->weights.up.groups; group++)
+        for (int32_t first = row; row < c->ends[group]; row++)
+            assert_true(row == first || c->row_pair[row] > c->row_pair[row - 1]);
+}
+
 void layer_run(struct layer_problem *p, const struct layer_batch *b, uint64_t seed, struct layer_result *r) {
     size_t hidden = p->options.hidden, pairs = (size_t)b->token_count * p->options.slots;
     struct mm_mega_moe_batch d = {.token_count = b->token_count, .hidden_f32 = p->options.hidden_f32};
@@ -215,6 +224,7 @@ void layer_run(struct layer_problem *p, const struct layer_batch *b, uint64_t se
     if (mm_nvfp4_mega_moe_full(p->moe, &d, NULL) || mm_nvfp4_mega_moe_l2(p->moe, &d, l2, true, NULL) ||
         mm_mega_moe_check(p->moe))
         fail_msg("seed %llu, %u tokens: %s", (unsigned long long)seed, b->token_count, megamoe_error_message());
+    expect_sorted(p);
     read_result(p, b, &d, l2, r);
     const void *const memory[] = {d.hidden, d.expert_ids, d.expert_weights, d.shared, d.output, d.l1, l2};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
