@@ -4,7 +4,6 @@
  * in the batch a token stands.
  */
 #include "backend/cpu/cpu.h"
-#include "backend/cpu/parallel.h"
 #include "error.h"
 #include "routing/router.h"
 
@@ -22,6 +21,7 @@ typedef struct chunk {
     const megamoe_stages *stages; /* fields may be NULL */
     uint32_t first, count;        /* tokens of the batch */
     uint32_t group_count;
+    size_t pack_bytes, l1_bytes, l2_bytes; /* read and written by all units of a list */
 } chunk;
 
 /* ---- stage: hidden states to operands ---- */
@@ -107,12 +107,15 @@ static void stage_chunk(chunk *c, uint32_t first) {
     uint32_t left = c->batch->token_count - first;
     c->first = first;
     c->count = left < MM_CHUNK_TOKENS ? left : MM_CHUNK_TOKENS;
-    mm_parallel_for(c->state->threads, c->count, stage_token, c);
+    mm_pool_run(c->state->pool, c->count, 4 * c->count * c->scratch->x_pitch, stage_token, c);
 }
 
 static void route_chunk(chunk *c) {
-    mm_parallel_for(c->state->threads, blocks_of(c->weights->shape.expert_count), logits_block, c);
-    mm_parallel_for(c->state->threads, c->count, choose_token, c);
+    size_t experts = c->weights->shape.expert_count, hidden = c->weights->shape.hidden;
+    uint32_t blocks = blocks_of(c->weights->shape.expert_count);
+    mm_pool_run(c->state->pool, blocks, 2 * experts * hidden + blocks * c->count * c->scratch->x_pitch, logits_block,
+                c);
+    mm_pool_run(c->state->pool, c->count, c->count * experts * 16, choose_token, c);
 }
 
 /* Leaves ids and weights of the whole batch in scratch, and the last chunk staged. */
@@ -152,6 +155,16 @@ static size_t packed_bytes(const mm_cpu_group *g) {
     return pack_blocks(g->row_count) * (size_t)MM_PACK_ROWS * (x > h ? x : h);
 }
 
+/* Operands come from memory once and from a cache for every other block of matrix rows. */
+static void count_bytes(chunk *c, const mm_cpu_group *g) {
+    const mm_matrix *up = &g->expert->up, *down = &g->expert->down;
+    size_t rows = g->row_count;
+    c->pack_bytes += rows * padded_columns(up->columns) * 2 * g->x_packed;
+    c->pack_bytes += rows * padded_columns(down->columns) * 2 * g->h_packed;
+    c->l1_bytes += 2 * (up->rows * (size_t)up->row_bytes + blocks_of(up->rows) * rows * c->scratch->x_pitch);
+    c->l2_bytes += down->rows * (size_t)down->row_bytes + blocks_of(down->rows) * rows * c->scratch->h_pitch;
+}
+
 static void add_group(chunk *c, mm_cpu_group group) {
     mm_cpu_group *last = c->group_count ? &c->scratch->groups[c->group_count - 1] : NULL;
     const mm_layer_weights *w = c->weights;
@@ -168,6 +181,7 @@ static void add_group(chunk *c, mm_cpu_group group) {
     group.pack_unit_end = (last ? last->pack_unit_end : 0) + pack_blocks(group.row_count);
     group.l1_unit_end = (last ? last->l1_unit_end : 0) + units_of(&group.expert->up);
     group.l2_unit_end = (last ? last->l2_unit_end : 0) + units_of(&group.expert->down);
+    count_bytes(c, &group);
     c->scratch->groups[c->group_count++] = group;
 }
 
@@ -186,6 +200,7 @@ static void plan_chunk(chunk *c) {
         s->row_token[r] = s->plan.row_pair[r] / slots;
     }
     c->group_count = 0;
+    c->pack_bytes = c->l1_bytes = c->l2_bytes = 0;
     for (uint32_t e = 0; e < w->expert_count; e++) {
         uint32_t first = s->plan.offsets[e], count = s->plan.offsets[e + 1] - first;
         if (count > 0)
@@ -314,6 +329,7 @@ static void activate_row(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *o
     if (g->h_nvfp4)
         c->kernels->quantize(h, count, g->h_global, own->codes, own->scales, &c->state->tallies[thread].blocks);
     c->kernels->store(h, count, operand + n * (c->kernels->operands_bf16 ? 2u : 4u));
+    if (n + count == g->expert->down.columns) mm_cpu_operand_pad(c->kernels, n + count, operand);
     if (g->shared) return;
 
     if (out->l1 && gate) memcpy(out->l1 + pair * 2 * columns + n, gate, count * sizeof *gate);
@@ -411,18 +427,6 @@ static void l2_unit(void *context, uint32_t unit, uint32_t thread) {
         }
 }
 
-/* The operands of L2 are written piece by piece, so their padding is zeroed here. */
-static void pad_intermediate(void *context, uint32_t unit, uint32_t thread) {
-    const chunk *c = context;
-    const mm_cpu_group *g = &c->scratch->groups[unit];
-    uint32_t columns = g->expert->down.columns;
-    size_t used = (size_t)columns * (c->kernels->operands_bf16 ? 2 : 4);
-    size_t bytes = mm_cpu_operand_bytes(c->kernels, columns);
-    (void)thread;
-    for (uint32_t r = g->row_first; r < g->row_first + g->row_count && used < bytes; r++)
-        memset(c->scratch->h + r * c->scratch->h_pitch + used, 0, bytes - used);
-}
-
 /* ---- combine ---- */
 
 static void combine_token(void *context, uint32_t unit, uint32_t thread) {
@@ -451,18 +455,20 @@ static void combine_token(void *context, uint32_t unit, uint32_t thread) {
     if (c->stages->output) memcpy(c->stages->output + token * hidden, combine.output, hidden * sizeof(uint16_t));
 }
 
+static void run_experts(chunk *c) {
+    const mm_cpu_group *last = &c->scratch->groups[c->group_count - 1];
+    mm_pool *pool = c->state->pool;
+    if (c->kernels->pack) mm_pool_run(pool, last->pack_unit_end, c->pack_bytes, pack_x, c);
+    mm_pool_run(pool, last->l1_unit_end, c->l1_bytes, l1_unit, c);
+    if (c->kernels->pack) mm_pool_run(pool, last->pack_unit_end, c->pack_bytes, pack_h, c);
+    mm_pool_run(pool, last->l2_unit_end, c->l2_bytes, l2_unit, c);
+}
+
 static void run_chunk(chunk *c) {
-    uint32_t threads = c->state->threads;
+    size_t rows = (size_t)c->count * (c->weights->shape.experts_per_token + 1);
     plan_chunk(c);
-    if (c->group_count > 0) {
-        const mm_cpu_group *last = &c->scratch->groups[c->group_count - 1];
-        mm_parallel_for(threads, c->group_count, pad_intermediate, c);
-        if (c->kernels->pack) mm_parallel_for(threads, last->pack_unit_end, pack_x, c);
-        mm_parallel_for(threads, last->l1_unit_end, l1_unit, c);
-        if (c->kernels->pack) mm_parallel_for(threads, last->pack_unit_end, pack_h, c);
-        mm_parallel_for(threads, last->l2_unit_end, l2_unit, c);
-    }
-    mm_parallel_for(threads, c->count, combine_token, c);
+    if (c->group_count > 0) run_experts(c);
+    mm_pool_run(c->state->pool, c->count, rows * c->scratch->l2_pitch * sizeof(float), combine_token, c);
 }
 
 /* ---- the batch ---- */
