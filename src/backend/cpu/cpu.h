@@ -23,6 +23,7 @@ typedef struct mm_cpu_extent {
 typedef struct mm_cpu_tally {
     _Alignas(64) mm_quantize_counts blocks;
     uint64_t unrouted_tokens;
+    double routed_seconds, shared_seconds; /* in units of L1 and L2; counted where there is a shared expert */
 } mm_cpu_tally;
 
 /* One expert's share of a chunk: a loaded expert with rows, or the shared expert with all tokens. */

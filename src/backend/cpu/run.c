@@ -374,16 +374,30 @@ static void l1_block(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, 
     }
 }
 
+/* L1 and L2 run the shared expert beside the routed ones, so only the threads know how long either took. Without a
+ * shared expert nobody asks. */
+static double unit_begin(const chunk *c) {
+    return c->weights->shared ? mm_cpu_seconds() : 0.0;
+}
+
+static void unit_finish(const chunk *c, const mm_cpu_group *g, uint32_t thread, double began) {
+    mm_cpu_tally *tally = &c->state->tallies[thread];
+    if (!c->weights->shared) return;
+    *(g->shared ? &tally->shared_seconds : &tally->routed_seconds) += mm_cpu_seconds() - began;
+}
+
 static void l1_unit(void *context, uint32_t unit, uint32_t thread) {
     const chunk *c = context;
     mm_cpu_thread own = mm_cpu_scratch_thread(c->state, thread);
     const mm_cpu_group *g = find_group(c, &unit, UNITS_L1);
+    double began = unit_begin(c);
     uint32_t rows = MM_ROWS_MAX * blocks_per_unit(&g->expert->up);
     for (uint32_t n = unit * rows; n < (unit + 1) * rows && n < g->expert->up.rows; n += MM_ROWS_MAX)
         for (uint32_t r = 0; r < g->row_count; r += MM_BLOCK_ROWS) {
             uint32_t left = g->row_count - r;
             l1_block(c, g, &own, thread, n, g->row_first + r, left < MM_BLOCK_ROWS ? left : MM_BLOCK_ROWS);
         }
+    unit_finish(c, g, thread, began);
 }
 
 /* Rows n .. of down against rows first .. of the group, to physical values in scratch. */
@@ -419,12 +433,14 @@ static void l2_block(const chunk *c, const mm_cpu_group *g, uint32_t thread, uin
 static void l2_unit(void *context, uint32_t unit, uint32_t thread) {
     const chunk *c = context;
     const mm_cpu_group *g = find_group(c, &unit, UNITS_L2);
+    double began = unit_begin(c);
     uint32_t rows = MM_ROWS_MAX * blocks_per_unit(&g->expert->down);
     for (uint32_t n = unit * rows; n < (unit + 1) * rows && n < g->expert->down.rows; n += MM_ROWS_MAX)
         for (uint32_t r = 0; r < g->row_count; r += MM_BLOCK_ROWS) {
             uint32_t left = g->row_count - r;
             l2_block(c, g, thread, n, r, left < MM_BLOCK_ROWS ? left : MM_BLOCK_ROWS);
         }
+    unit_finish(c, g, thread, began);
 }
 
 /* ---- combine ---- */
@@ -455,13 +471,28 @@ static void combine_token(void *context, uint32_t unit, uint32_t thread) {
     if (c->stages->output) memcpy(c->stages->output + token * hidden, combine.output, hidden * sizeof(uint16_t));
 }
 
+/* Of the time threads spent in L1 and L2, what went to routed experts. Forgets it. */
+static double take_routed_share(const chunk *c) {
+    double routed = 0.0, shared = 0.0;
+    if (!c->weights->shared) return 1.0;
+    for (uint32_t t = 0; t < c->state->threads; t++) {
+        mm_cpu_tally *tally = &c->state->tallies[t];
+        routed += tally->routed_seconds;
+        shared += tally->shared_seconds;
+        tally->routed_seconds = tally->shared_seconds = 0.0;
+    }
+    return routed > 0.0 ? routed / (routed + shared) : 0.0;
+}
+
 static void run_experts(chunk *c) {
     const mm_cpu_group *last = &c->scratch->groups[c->group_count - 1];
     mm_pool *pool = c->state->pool;
+    double began = mm_cpu_seconds();
     if (c->kernels->pack) mm_pool_run(pool, last->pack_unit_end, c->pack_bytes, pack_x, c);
     mm_pool_run(pool, last->l1_unit_end, c->l1_bytes, l1_unit, c);
     if (c->kernels->pack) mm_pool_run(pool, last->pack_unit_end, c->pack_bytes, pack_h, c);
     mm_pool_run(pool, last->l2_unit_end, c->l2_bytes, l2_unit, c);
+    c->layer->counters.expert_seconds += (mm_cpu_seconds() - began) * take_routed_share(c);
 }
 
 static void run_chunk(chunk *c) {

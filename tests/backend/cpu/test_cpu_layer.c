@@ -1,13 +1,14 @@
 /*
  * The CPU backend against the reference, stage by stage, for every weight format and option; and its
  * promises: bits that depend on neither threads nor position, bad routing counted, nothing allocated while
- * running, fork.
+ * running, experts timed, fork.
  */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -509,6 +510,44 @@ static void running_allocates_nothing(void **unused) {
 #endif
 }
 
+static double expert_seconds(const rig *r) {
+    megamoe_counters counters = {.struct_size = sizeof counters};
+    assert_int_equal(r->backend->counters(r->layer, &counters, NULL), MEGAMOE_OK);
+    return counters.expert_seconds;
+}
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* More with every run and never more than passed; the shared expert's time, which is in the same regions, is not in it.
+ */
+static void routed_experts_are_timed(void **unused) {
+    (void)unused;
+    for (int shared = 0; shared < 2; shared++) {
+        synthetic_spec spec = large_spec(true);
+        spec.shared_format = shared ? MM_FP8 : 0;
+        scene s;
+        scene_make(&s, &spec, 40);
+        rig r = rig_open(&mm_backend_cpu, &s.made.weights, 2, s.tokens, false);
+        double before = 0.0, began = seconds_now();
+        assert_true(expert_seconds(&r) == 0.0);
+        for (int run = 0; run < 3; run++) {
+            run_ok(&r, &s.batch);
+            assert_true(expert_seconds(&r) > before);
+            before = expert_seconds(&r);
+        }
+        assert_true(before < seconds_now() - began);
+        for (uint32_t p = 0; p < s.tokens * spec.slots; p++) s.ids[p] = -1;
+        run_ok(&r, &s.batch);
+        assert_true(expert_seconds(&r) == before);
+        rig_close(&r);
+        synthetic_free(&s.made);
+    }
+}
+
 static void child_of_a_fork_runs(void **unused) {
     synthetic_spec spec = large_spec(false);
     scene s;
@@ -547,6 +586,7 @@ int main(void) {
         cmocka_unit_test(float_input_is_rounded_to_bf16),
         cmocka_unit_test(no_tokens_is_no_work),
         cmocka_unit_test(running_allocates_nothing),
+        cmocka_unit_test(routed_experts_are_timed),
         cmocka_unit_test(child_of_a_fork_runs),
     };
     return cmocka_run_group_tests_name("cpu_layer", tests, NULL, NULL);
