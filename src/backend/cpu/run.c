@@ -20,6 +20,7 @@ typedef struct chunk {
     const megamoe_batch *batch;
     const megamoe_stages *stages; /* fields may be NULL */
     uint32_t first, count;        /* tokens of the batch */
+    bool quantizes;               /* stage for the experts too, not for the router alone */
     uint32_t group_count;
     size_t pack_bytes, l1_bytes, l2_bytes; /* read and written by all units of a list */
 } chunk;
@@ -44,7 +45,7 @@ static void stage_token(void *context, uint32_t unit, uint32_t thread) {
                      own.values);
     mm_cpu_operand_store(c->kernels, own.values, hidden, s->x + unit * s->x_pitch);
     s->x_globals[unit] = 1.0f;
-    if (c->weights->activations != MEGAMOE_ACTIVATIONS_NVFP4) return;
+    if (!c->quantizes || c->weights->activations != MEGAMOE_ACTIVATIONS_NVFP4) return;
 
     float g = input_global(c, own.values);
     c->kernels->quantize(own.values, hidden, g, own.codes, own.scales, &c->state->tallies[thread].blocks);
@@ -103,9 +104,10 @@ static uint32_t blocks_of(uint32_t rows) {
     return (rows + MM_ROWS_MAX - 1) / MM_ROWS_MAX;
 }
 
-static void stage_chunk(chunk *c, uint32_t first) {
+static void stage_chunk(chunk *c, uint32_t first, bool quantizes) {
     uint32_t left = c->batch->token_count - first;
     c->first = first;
+    c->quantizes = quantizes;
     c->count = left < MM_CHUNK_TOKENS ? left : MM_CHUNK_TOKENS;
     mm_pool_run(c->state->pool, c->count, 4 * c->count * c->scratch->x_pitch, stage_token, c);
 }
@@ -119,7 +121,7 @@ static void route_chunk(chunk *c) {
 }
 
 /* Leaves ids and weights of the whole batch in scratch, and the last chunk staged. */
-static void route_batch(chunk *c) {
+static void route_batch(chunk *c, bool quantizes) {
     size_t pairs = (size_t)c->batch->token_count * c->weights->shape.experts_per_token;
     if (c->batch->expert_ids) {
         memcpy(c->scratch->ids, c->batch->expert_ids, pairs * sizeof *c->scratch->ids);
@@ -127,7 +129,7 @@ static void route_batch(chunk *c) {
         return;
     }
     for (uint32_t first = 0; first < c->batch->token_count; first += MM_CHUNK_TOKENS) {
-        stage_chunk(c, first);
+        stage_chunk(c, first, quantizes);
         route_chunk(c);
     }
 }
@@ -515,10 +517,6 @@ static void collect_counters(chunk *c) {
     }
 }
 
-static void discard_block_counts(const chunk *c) {
-    for (uint32_t t = 0; t < c->state->threads; t++) c->state->tallies[t].blocks = (mm_quantize_counts){0};
-}
-
 /* Rows of skipped slots are zero, so the stages that are filled row by row start as zeros. */
 static void clear_stages(const chunk *c) {
     const megamoe_stages *s = c->stages;
@@ -561,17 +559,15 @@ megamoe_status mm_cpu_run(mm_backend_layer *layer, const megamoe_batch *batch, c
                           const megamoe_stages *stages, uint32_t *written, void *stream) {
     chunk c = begin(layer, batch, stages);
     size_t pairs = (size_t)batch->token_count * layer->weights->shape.experts_per_token;
-    bool staged;
+    bool staged = !batch->expert_ids && batch->token_count <= MM_CHUNK_TOKENS; /* by the router's pass */
     (void)stream;
     if (given)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "given stages are read by the reference backend only, not by cpu");
     clear_stages(&c);
-    route_batch(&c);
-    staged = !batch->expert_ids && batch->token_count <= MM_CHUNK_TOKENS;
-    if (!staged) discard_block_counts(&c); /* every chunk is staged again below */
+    route_batch(&c, staged);
     count_rows(&c);
     for (uint32_t first = 0; first < batch->token_count; first += MM_CHUNK_TOKENS) {
-        if (!staged) stage_chunk(&c, first);
+        if (!staged) stage_chunk(&c, first, true);
         run_chunk(&c);
     }
     layer->counters.tokens += batch->token_count;
@@ -587,8 +583,7 @@ megamoe_status mm_cpu_route(mm_backend_layer *layer, const megamoe_batch *batch,
     chunk c = begin(layer, batch, NULL);
     size_t pairs = (size_t)batch->token_count * layer->weights->shape.experts_per_token;
     (void)stream;
-    route_batch(&c);
-    discard_block_counts(&c);
+    route_batch(&c, false);
     collect_counters(&c);
     memcpy(expert_ids, c.scratch->ids, pairs * sizeof *expert_ids);
     memcpy(expert_weights, c.scratch->weights, pairs * sizeof *expert_weights);
