@@ -474,6 +474,37 @@ static void float_input_is_rounded_to_bf16(void **unused) {
     synthetic_free(&s.made);
 }
 
+static uint64_t saturated_blocks(const rig *r) {
+    megamoe_counters counters = {.struct_size = sizeof counters};
+    assert_int_equal(r->backend->counters(r->layer, &counters, NULL), MEGAMOE_OK);
+    return counters.saturated_blocks;
+}
+
+/* Tokens are staged for the router, and once more for the experts if the batch is longer than a chunk. */
+static void blocks_are_counted_once(void **unused) {
+    synthetic_spec spec = promise_spec(true);
+    scene s;
+    (void)unused;
+    spec.input_mode = MEGAMOE_GLOBAL_STATIC;
+    spec.router_dtype = MEGAMOE_F32;
+    scene_make(&s, &spec, 1030);
+    for (uint32_t t = 1; t < s.tokens; t++) memcpy(s.hidden + t * spec.hidden, s.hidden, spec.hidden * 2);
+    s.batch.expert_ids = NULL;
+    s.batch.expert_weights = NULL;
+    s.batch.token_count = 1;
+    rig r = rig_open(&mm_backend_cpu, &s.made.weights, 2, s.tokens, true);
+    run_ok(&r, &s.batch);
+    uint64_t of_one = saturated_blocks(&r);
+    assert_true(of_one > 0);
+    s.batch.token_count = s.tokens;
+    run_ok(&r, &s.batch);
+    assert_int_equal(saturated_blocks(&r), (1 + s.tokens) * of_one);
+    assert_int_equal(r.backend->route(r.layer, &s.batch, s.ids, s.weights, NULL), MEGAMOE_OK);
+    assert_int_equal(saturated_blocks(&r), (1 + s.tokens) * of_one);
+    rig_close(&r);
+    synthetic_free(&s.made);
+}
+
 static void no_tokens_is_no_work(void **unused) {
     scene s;
     (void)unused;
@@ -584,6 +615,7 @@ int main(void) {
         cmocka_unit_test(bad_routing_is_skipped_and_counted),
         cmocka_unit_test(nan_stays_in_its_token),
         cmocka_unit_test(float_input_is_rounded_to_bf16),
+        cmocka_unit_test(blocks_are_counted_once),
         cmocka_unit_test(no_tokens_is_no_work),
         cmocka_unit_test(running_allocates_nothing),
         cmocka_unit_test(routed_experts_are_timed),
