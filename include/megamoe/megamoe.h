@@ -16,7 +16,9 @@
  * Threads. Different handles may be used from different threads. A device owns all scratch memory, sized from
  * max_tokens and the largest layer loaded and shared by its layers, so one device and its layers run one
  * thing at a time (one thread, one stream): open a second device for concurrency. A checkpoint is read-only
- * after open and may be shared by any number of devices and threads.
+ * after open and may be shared by any number of devices and threads. A CPU device has helper threads from open
+ * to close, which sleep between calls; a forked child starts its own when it first needs them. Close devices before
+ * you unload the library.
  *
  * The definition of every number computed here is docs/numerics.md.
  */

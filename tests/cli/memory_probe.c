@@ -1,7 +1,7 @@
 /*
  * Loads a layer and runs it twice, then the other layers one after another; prints the private memory of the process
- * (RssAnon, bytes) when the checkpoint is open, when the layer is loaded and after each run, for test_memory.py.
- * Usage: memory_probe CHECKPOINT TOKENS
+ * (RssAnon, bytes) when the checkpoint is open, when the layer is loaded and after each run, for test_memory.py. Third
+ * comes what the device says it holds. Usage: memory_probe CHECKPOINT TOKENS
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,10 +47,15 @@ int main(int argc, char **argv) {
     need(megamoe_device_open(&options, &device));
     need(megamoe_layer_load(device, checkpoint, 0, NULL, &layer));
     printf(" %llu", private_bytes());
+    uint64_t planned = 0, held = 0;
+    megamoe_device_memory(device, &planned, NULL);
+    printf(" %llu", (unsigned long long)planned);
     for (int run = 0; run < 2; run++) {
         need(megamoe_layer_run(layer, &batch, NULL));
         printf(" %llu", private_bytes());
     }
+    megamoe_device_memory(device, &held, NULL);
+    if (held != planned) return 1;
     megamoe_layer_close(layer);
     for (uint32_t other = 1; other < megamoe_checkpoint_layer_count(checkpoint); other++) {
         need(megamoe_layer_load(device, checkpoint, other, NULL, &layer));

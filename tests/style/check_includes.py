@@ -29,7 +29,6 @@ EXTERNAL = {
     r"jansson\.h": ("checkpoint", "tools/megamoe"),
     r"(cuda|nvrtc|cupti|mma).*": ("backend/cuda", "backend/sm90", "backend/sm100"),
     r"(immintrin|x86intrin|arm_neon|arm_sve|cpuid)\.h": ("backend/cpu",),
-    r"omp\.h": ("backend/cpu",),
     r"(mpi|nccl)\.h": ("group",),
 }
 

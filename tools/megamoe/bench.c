@@ -32,7 +32,7 @@ typedef struct measurement {
     megamoe_layer_facts facts;
     megamoe_limits limits;
     const char *shape_name;
-    uint32_t tokens[TOKENS_MAX];
+    uint32_t tokens[TOKENS_MAX], tokens_max; /* the largest of them */
     unsigned tokens_count;
     result results[TOKENS_MAX];
     int32_t *expert_ids, *no_experts; /* the latter all -1 */
@@ -209,6 +209,7 @@ static int set_up(measurement *m) {
     if (most > 1 << 20) return cli_fail("--tokens %u is more than the %d that bench runs.", most, 1 << 20);
     megamoe_status status = cli_open_device(m->options, (megamoe_backend)m->options->backend, most, &m->session.device);
     if (status != MEGAMOE_OK) return cli_fail_status(status);
+    m->tokens_max = most;
     if ((m->options->words[0] ? load_checkpoint(m) : make_weights(m)) != CLI_GOOD) return CLI_BAD_INPUT;
     m->facts.struct_size = sizeof m->facts;
     megamoe_layer_describe(m->session.layer, &m->facts);
@@ -254,19 +255,21 @@ static int print_json(const measurement *m) {
         json_pack("{s:s,s:i,s:i,s:i,s:i,s:i,s:i}", "name", m->shape_name, "hidden", (int)shape->hidden, "intermediate",
                   (int)shape->intermediate, "experts", (int)shape->expert_count, "top_k", (int)shape->experts_per_token,
                   "expert_first", (int)m->facts.expert_first, "experts_loaded", (int)m->facts.expert_count);
+    uint64_t host_bytes = 0, device_bytes = 0;
+    megamoe_device_memory(m->session.device, &host_bytes, &device_bytes);
     json_t *limits =
         json_pack("{s:o,s:o}", "read_gb_s", m->limits.read_gb_s > 0 ? json_real(m->limits.read_gb_s) : json_null(),
                   "matrix_tflop_s", m->limits.matrix_tflop_s > 0 ? json_real(m->limits.matrix_tflop_s) : json_null());
-    return cli_print_json(
-        json_pack("{s:s,s:s,s:s,s:i,s:o,s:o,s:s,s:o}", "backend", megamoe_device_backend(m->session.device), "isa",
-                  megamoe_device_isa(m->session.device), "device", megamoe_device_describe(m->session.device),
-                  "threads", (int)megamoe_device_threads(m->session.device), "shape", about, "limits", limits,
-                  "routing", routing_of(m), "results", results));
+    return cli_print_json(json_pack(
+        "{s:s,s:s,s:s,s:i,s:I,s:I,s:o,s:o,s:s,s:o}", "backend", megamoe_device_backend(m->session.device), "isa",
+        megamoe_device_isa(m->session.device), "device", megamoe_device_describe(m->session.device), "threads",
+        (int)megamoe_device_threads(m->session.device), "host_bytes", (json_int_t)host_bytes, "device_bytes",
+        (json_int_t)device_bytes, "shape", about, "limits", limits, "routing", routing_of(m), "results", results));
 }
 
 static int print_table(const measurement *m) {
     const megamoe_shape *shape = &m->facts.shape;
-    char bytes[16];
+    char bytes[16], memory[48];
     printf("%s: H %u, I %u, experts %u to %u of %u, %u per token, %s each, %s activations, %s routing\n%s",
            m->shape_name, shape->hidden, shape->intermediate, m->facts.expert_first,
            m->facts.expert_first + m->facts.expert_count - 1, shape->expert_count, shape->experts_per_token,
@@ -274,7 +277,8 @@ static int print_table(const measurement *m) {
            megamoe_device_describe(m->session.device));
     if (m->limits.read_gb_s > 0) printf("; this machine reads %.1f GB/s", m->limits.read_gb_s);
     if (m->limits.matrix_tflop_s > 0) printf(" and multiplies %.3g TFLOP/s", m->limits.matrix_tflop_s);
-    printf("\n\n");
+    printf("\nmemory beyond the weights: %s, planned for %u tokens\n\n", cli_memory_text(m->session.device, memory),
+           m->tokens_max);
     cli_table *table =
         cli_table_new(">tokens|>pairs|>experts|>median us|>min us|>layer us|>GB/s|>of read|>TFLOP/s|>of rate");
     for (unsigned i = 0; i < m->tokens_count; i++) {

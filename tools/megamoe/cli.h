@@ -132,6 +132,8 @@ megamoe_status cli_open_device(const cli_options *options, megamoe_backend backe
 megamoe_layer_options cli_layer_options(const cli_options *options);
 megamoe_status cli_load_layer(const cli_options *options, megamoe_device *device, const megamoe_checkpoint *checkpoint,
                               uint32_t layer, megamoe_activations activations, megamoe_layer **out);
+/* What the device has planned beyond mapped files and the caller's memory: "214 MB", on a GPU with the GPU's own. */
+const char *cli_memory_text(const megamoe_device *device, char text[48]);
 void cli_session_close(cli_session *session);
 
 /* ---- a batch read from a file (batch.c) -------------------------------------------------------------------

@@ -113,16 +113,20 @@ static megamoe_status write_stages(const job *j, const char *path) {
 
 static int report(const cli_options *options, const job *j) {
     const megamoe_counters counters = j->counters;
+    uint64_t host_bytes = 0, device_bytes = 0;
+    char memory[48];
+    megamoe_device_memory(j->session.device, &host_bytes, &device_bytes);
     if (options->json)
-        return cli_print_json(json_pack("{s:f,s:{s:I,s:I,s:I,s:I,s:I}}", "seconds", j->seconds, "counters",
+        return cli_print_json(json_pack("{s:f,s:I,s:I,s:{s:I,s:I,s:I,s:I,s:I}}", "seconds", j->seconds, "host_bytes",
+                                        (json_int_t)host_bytes, "device_bytes", (json_int_t)device_bytes, "counters",
                                         "unrouted_tokens", (json_int_t)counters.unrouted_tokens, "skipped_slots",
                                         (json_int_t)counters.skipped_slots, "bad_slots", (json_int_t)counters.bad_slots,
                                         "saturated_blocks", (json_int_t)counters.saturated_blocks, "nonfinite_blocks",
                                         (json_int_t)counters.nonfinite_blocks));
-    printf("layer %u on %s, %s activations: %u tokens in %.3f ms\n", options->layer,
+    printf("layer %u on %s, %s activations: %u tokens in %.3f ms\nmemory beyond mapped files: %s\n", options->layer,
            megamoe_device_describe(j->session.device),
            j->facts.activations == MEGAMOE_ACTIVATIONS_NVFP4 ? "nvfp4" : "bf16", j->input.batch.token_count,
-           1e3 * j->seconds);
+           1e3 * j->seconds, cli_memory_text(j->session.device, memory));
     const struct {
         uint64_t count;
         const char *what;

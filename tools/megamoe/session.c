@@ -59,6 +59,16 @@ megamoe_status cli_load_layer(const cli_options *options, megamoe_device *device
     return status;
 }
 
+const char *cli_memory_text(const megamoe_device *device, char text[48]) {
+    uint64_t host_bytes = 0, device_bytes = 0;
+    char host[16], gpu[16];
+    megamoe_device_memory(device, &host_bytes, &device_bytes);
+    cli_bytes_text((double)host_bytes, host);
+    snprintf(text, 48, device_bytes ? "%s, and %s of the GPU's" : "%s", host,
+             cli_bytes_text((double)device_bytes, gpu));
+    return text;
+}
+
 void cli_session_close(cli_session *session) {
     megamoe_layer_close(session->layer);
     megamoe_device_close(session->device);

@@ -4,8 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "backend/cpu/measure.h"
-#include "backend/cpu/parallel.h"
+#include "backend/cpu/cores.h"
 #include "error.h"
 
 static megamoe_status probe(uint32_t ordinal) {
@@ -32,6 +31,7 @@ static megamoe_status check_threads(void) {
 
 static void close_device(mm_backend_state *state) {
     if (!state) return;
+    mm_pool_close(state->pool);
     mm_cpu_scratch_free(&state->scratch);
     free(state->tallies);
     free(state);
@@ -41,6 +41,7 @@ static megamoe_status open_device(const megamoe_device_options *options, mm_back
     mm_kernels levels[MM_LEVELS_MAX];
     uint32_t count = mm_kernels_levels(levels);
     mm_backend_state *state;
+    megamoe_status status;
     MM_TRY(check_isa());
     MM_TRY(check_threads());
     state = aligned_alloc(64, sizeof *state);
@@ -49,13 +50,17 @@ static megamoe_status open_device(const megamoe_device_options *options, mm_back
     state->kernels = levels[count - 1];
     mm_scale_table_e4m3(&state->e4m3);
     mm_scale_table_e8m0(&state->e8m0);
-    state->threads = mm_parallel_threads(options->threads);
+    state->threads = mm_threads_wanted(options->threads);
     state->max_tokens = options->max_tokens;
     state->batch_invariant = options->batch_invariant;
-    state->tallies = aligned_alloc(64, state->threads * sizeof *state->tallies);
-    if (!state->tallies) {
+    status = mm_pool_open(state->threads, &state->pool);
+    if (status == MEGAMOE_OK) {
+        state->tallies = aligned_alloc(64, state->threads * sizeof *state->tallies);
+        if (!state->tallies) status = mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %u threads", state->threads);
+    }
+    if (status != MEGAMOE_OK) {
         close_device(state);
-        return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %u threads", options->threads);
+        return status;
     }
     memset(state->tallies, 0, state->threads * sizeof *state->tallies);
     *out = state;
@@ -71,10 +76,6 @@ static void describe(const mm_backend_state *state, mm_device_facts *facts) {
     };
     snprintf(facts->description, sizeof facts->description, "cpu (%s, %u thread%s)", state->kernels.isa, state->threads,
              state->threads == 1 ? "" : "s");
-}
-
-static megamoe_status measure(mm_backend_state *state, megamoe_limits *limits) {
-    return mm_cpu_measure(&state->kernels, state->threads, &limits->read_gb_s, &limits->matrix_tflop_s);
 }
 
 static void layer_close(mm_backend_layer *layer) {
@@ -144,7 +145,7 @@ const mm_backend mm_backend_cpu = {
     .open = open_device,
     .close = close_device,
     .describe = describe,
-    .measure = measure,
+    .measure = mm_cpu_measure,
     .layer_create = layer_create,
     .layer_close = layer_close,
     .route = mm_cpu_route,

@@ -2,8 +2,11 @@
 #ifndef MM_CPU_CPU_H
 #define MM_CPU_CPU_H
 
+#include <time.h>
+
 #include "backend/backend.h"
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/pool.h"
 #include "routing/plan.h"
 
 /* A batch is worked on in chunks of this many tokens, which bounds the scratch memory of large batches. */
@@ -20,6 +23,7 @@ typedef struct mm_cpu_extent {
 typedef struct mm_cpu_tally {
     _Alignas(64) mm_quantize_counts blocks;
     uint64_t unrouted_tokens;
+    double routed_seconds, shared_seconds; /* in units of L1 and L2; counted where there is a shared expert */
 } mm_cpu_tally;
 
 /* One expert's share of a chunk: a loaded expert with rows, or the shared expert with all tokens. */
@@ -70,6 +74,7 @@ typedef struct mm_cpu_thread {
 
 struct mm_backend_state {
     mm_kernels kernels;
+    mm_pool *pool;
     mm_scale_table e4m3, e8m0;
     uint32_t threads, max_tokens;
     bool batch_invariant;
@@ -95,6 +100,9 @@ megamoe_status mm_cpu_run(mm_backend_layer *layer, const megamoe_batch *batch, c
 megamoe_status mm_cpu_route(mm_backend_layer *layer, const megamoe_batch *batch, int32_t *expert_ids,
                             float *expert_weights, void *stream);
 
+/* Takes about a second. matrix_tflop_s is 0 if the level has no tile loop. */
+megamoe_status mm_cpu_measure(mm_backend_state *state, megamoe_limits *limits);
+
 megamoe_status mm_cpu_quantize(mm_backend_state *state, const megamoe_tensor *values, const float *global,
                                megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals, void *stream);
 megamoe_status mm_cpu_dequantize(mm_backend_state *state, const megamoe_tensor *codes, const megamoe_tensor *scales,
@@ -119,12 +127,23 @@ static inline size_t mm_cpu_operand_bytes(const mm_kernels *kernels, uint32_t co
     return (padded_columns(columns) * (kernels->operands_bf16 ? 2 : 4) + 63) / 64 * 64;
 }
 
+/* Zeroes what follows the values of an operand row. */
+static inline void mm_cpu_operand_pad(const mm_kernels *kernels, uint32_t columns, uint8_t *operand) {
+    size_t used = (size_t)columns * (kernels->operands_bf16 ? 2 : 4);
+    memset(operand + used, 0, mm_cpu_operand_bytes(kernels, columns) - used);
+}
+
 /* Values to an operand row, with its padding zeroed. */
 static inline void mm_cpu_operand_store(const mm_kernels *kernels, const float *values, uint32_t columns,
                                         uint8_t *operand) {
-    size_t used = (size_t)columns * (kernels->operands_bf16 ? 2 : 4);
     kernels->store(values, columns, operand);
-    memset(operand + used, 0, mm_cpu_operand_bytes(kernels, columns) - used);
+    mm_cpu_operand_pad(kernels, columns, operand);
+}
+
+static inline double mm_cpu_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 #endif

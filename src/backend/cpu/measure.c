@@ -1,23 +1,16 @@
-/* See measure.h. */
+/* The machine's limits as this backend meets them: streaming reads, and its own tile loop fed from L2. */
 #define _GNU_SOURCE
-#include "backend/cpu/measure.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <time.h>
 
-#include "backend/cpu/parallel.h"
+#include "backend/cpu/cores.h"
+#include "backend/cpu/cpu.h"
 #include "error.h"
 
 #define READ_BYTES ((size_t)1 << 30)
 #define READ_UNIT ((size_t)1 << 20)
 #define REPEATS 7
-
-static double seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static int compare(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
@@ -56,7 +49,7 @@ static void read_unit(void *context, uint32_t unit, uint32_t thread) {
     job->sums[thread] += sum;
 }
 
-static megamoe_status measure_reading(uint32_t threads, double *gb_s) {
+static megamoe_status measure_reading(mm_pool *pool, double *gb_s) {
     double times[REPEATS];
     read_job *job = calloc(1, sizeof *job);
     void *memory = mmap(NULL, READ_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -66,11 +59,11 @@ static megamoe_status measure_reading(uint32_t threads, double *gb_s) {
         return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no %zu bytes to measure read bandwidth", READ_BYTES);
     }
     job->memory = memory;
-    mm_parallel_for(threads, READ_BYTES / READ_UNIT, touch_unit, job);
+    mm_pool_run(pool, READ_BYTES / READ_UNIT, READ_BYTES, touch_unit, job);
     for (unsigned i = 0; i < REPEATS; i++) {
-        double start = seconds();
-        mm_parallel_for(threads, READ_BYTES / READ_UNIT, read_unit, job);
-        times[i] = seconds() - start;
+        double start = mm_cpu_seconds();
+        mm_pool_run(pool, READ_BYTES / READ_UNIT, READ_BYTES, read_unit, job);
+        times[i] = mm_cpu_seconds() - start;
     }
     munmap(memory, READ_BYTES);
     free(job);
@@ -102,9 +95,10 @@ static void tile_unit(void *context, uint32_t unit, uint32_t thread) {
     for (unsigned i = 0; i < TILE_ROUNDS; i++) job->kernels->tiles(&gemm, TILE_COLUMNS);
 }
 
-static megamoe_status measure_tiles(const mm_kernels *kernels, uint32_t threads, double *tflop_s) {
+static megamoe_status measure_tiles(mm_backend_state *state, double *tflop_s) {
     const double flops = 2.0 * TILE_COLUMNS * TILE_OPERANDS * TILE_ROUNDS * MM_ROWS_MAX;
-    uint32_t units = threads * 8;
+    const mm_kernels *kernels = &state->kernels;
+    uint32_t units = state->threads * 8;
     double times[REPEATS];
     tile_job job = {.kernels = kernels,
                     .panel_bytes = MM_PANEL_BYTES,
@@ -113,24 +107,24 @@ static megamoe_status measure_tiles(const mm_kernels *kernels, uint32_t threads,
     if (!kernels->tiles) return MEGAMOE_OK;
     job.thread_bytes = job.panel_bytes + TILE_OPERANDS * (job.operand_pitch + MM_ROWS_MAX * sizeof(float));
     job.thread_bytes = (job.thread_bytes + 63) / 64 * 64;
-    job.memory = aligned_alloc(64, threads * job.thread_bytes);
+    job.memory = aligned_alloc(64, state->threads * job.thread_bytes);
     if (!job.memory) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory to measure the tile loop");
-    memset(job.memory, 0, threads * job.thread_bytes);
+    memset(job.memory, 0, state->threads * job.thread_bytes);
     for (unsigned i = 0; i < REPEATS; i++) {
-        double start = seconds();
-        mm_parallel_for(threads, units, tile_unit, &job);
-        times[i] = seconds() - start;
+        double start = mm_cpu_seconds();
+        mm_pool_run(state->pool, units, units * job.thread_bytes * TILE_ROUNDS, tile_unit, &job);
+        times[i] = mm_cpu_seconds() - start;
     }
     free(job.memory);
     *tflop_s = flops * units / median(times, REPEATS) * 1e-12;
     return MEGAMOE_OK;
 }
 
-megamoe_status mm_cpu_measure(const mm_kernels *kernels, uint32_t threads, double *read_gb_s, double *matrix_tflop_s) {
+megamoe_status mm_cpu_measure(mm_backend_state *state, megamoe_limits *limits) {
     double gb_s = 0.0, tflop_s = 0.0;
-    MM_TRY(measure_reading(threads, &gb_s));
-    MM_TRY(measure_tiles(kernels, threads, &tflop_s));
-    *read_gb_s = gb_s;
-    *matrix_tflop_s = tflop_s;
+    MM_TRY(measure_reading(state->pool, &gb_s));
+    MM_TRY(measure_tiles(state, &tflop_s));
+    limits->read_gb_s = gb_s;
+    limits->matrix_tflop_s = tflop_s;
     return MEGAMOE_OK;
 }

@@ -4,7 +4,6 @@
  * in the batch a token stands.
  */
 #include "backend/cpu/cpu.h"
-#include "backend/cpu/parallel.h"
 #include "error.h"
 #include "routing/router.h"
 
@@ -21,7 +20,9 @@ typedef struct chunk {
     const megamoe_batch *batch;
     const megamoe_stages *stages; /* fields may be NULL */
     uint32_t first, count;        /* tokens of the batch */
+    bool quantizes;               /* stage for the experts too, not for the router alone */
     uint32_t group_count;
+    size_t pack_bytes, l1_bytes, l2_bytes; /* read and written by all units of a list */
 } chunk;
 
 /* ---- stage: hidden states to operands ---- */
@@ -44,7 +45,7 @@ static void stage_token(void *context, uint32_t unit, uint32_t thread) {
                      own.values);
     mm_cpu_operand_store(c->kernels, own.values, hidden, s->x + unit * s->x_pitch);
     s->x_globals[unit] = 1.0f;
-    if (c->weights->activations != MEGAMOE_ACTIVATIONS_NVFP4) return;
+    if (!c->quantizes || c->weights->activations != MEGAMOE_ACTIVATIONS_NVFP4) return;
 
     float g = input_global(c, own.values);
     c->kernels->quantize(own.values, hidden, g, own.codes, own.scales, &c->state->tallies[thread].blocks);
@@ -103,20 +104,24 @@ static uint32_t blocks_of(uint32_t rows) {
     return (rows + MM_ROWS_MAX - 1) / MM_ROWS_MAX;
 }
 
-static void stage_chunk(chunk *c, uint32_t first) {
+static void stage_chunk(chunk *c, uint32_t first, bool quantizes) {
     uint32_t left = c->batch->token_count - first;
     c->first = first;
+    c->quantizes = quantizes;
     c->count = left < MM_CHUNK_TOKENS ? left : MM_CHUNK_TOKENS;
-    mm_parallel_for(c->state->threads, c->count, stage_token, c);
+    mm_pool_run(c->state->pool, c->count, 4 * c->count * c->scratch->x_pitch, stage_token, c);
 }
 
 static void route_chunk(chunk *c) {
-    mm_parallel_for(c->state->threads, blocks_of(c->weights->shape.expert_count), logits_block, c);
-    mm_parallel_for(c->state->threads, c->count, choose_token, c);
+    size_t experts = c->weights->shape.expert_count, hidden = c->weights->shape.hidden;
+    uint32_t blocks = blocks_of(c->weights->shape.expert_count);
+    mm_pool_run(c->state->pool, blocks, 2 * experts * hidden + blocks * c->count * c->scratch->x_pitch, logits_block,
+                c);
+    mm_pool_run(c->state->pool, c->count, c->count * experts * 16, choose_token, c);
 }
 
 /* Leaves ids and weights of the whole batch in scratch, and the last chunk staged. */
-static void route_batch(chunk *c) {
+static void route_batch(chunk *c, bool quantizes) {
     size_t pairs = (size_t)c->batch->token_count * c->weights->shape.experts_per_token;
     if (c->batch->expert_ids) {
         memcpy(c->scratch->ids, c->batch->expert_ids, pairs * sizeof *c->scratch->ids);
@@ -124,7 +129,7 @@ static void route_batch(chunk *c) {
         return;
     }
     for (uint32_t first = 0; first < c->batch->token_count; first += MM_CHUNK_TOKENS) {
-        stage_chunk(c, first);
+        stage_chunk(c, first, quantizes);
         route_chunk(c);
     }
 }
@@ -152,6 +157,16 @@ static size_t packed_bytes(const mm_cpu_group *g) {
     return pack_blocks(g->row_count) * (size_t)MM_PACK_ROWS * (x > h ? x : h);
 }
 
+/* Operands come from memory once and from a cache for every other block of matrix rows. */
+static void count_bytes(chunk *c, const mm_cpu_group *g) {
+    const mm_matrix *up = &g->expert->up, *down = &g->expert->down;
+    size_t rows = g->row_count;
+    c->pack_bytes += rows * padded_columns(up->columns) * 2 * g->x_packed;
+    c->pack_bytes += rows * padded_columns(down->columns) * 2 * g->h_packed;
+    c->l1_bytes += 2 * (up->rows * (size_t)up->row_bytes + blocks_of(up->rows) * rows * c->scratch->x_pitch);
+    c->l2_bytes += down->rows * (size_t)down->row_bytes + blocks_of(down->rows) * rows * c->scratch->h_pitch;
+}
+
 static void add_group(chunk *c, mm_cpu_group group) {
     mm_cpu_group *last = c->group_count ? &c->scratch->groups[c->group_count - 1] : NULL;
     const mm_layer_weights *w = c->weights;
@@ -168,6 +183,7 @@ static void add_group(chunk *c, mm_cpu_group group) {
     group.pack_unit_end = (last ? last->pack_unit_end : 0) + pack_blocks(group.row_count);
     group.l1_unit_end = (last ? last->l1_unit_end : 0) + units_of(&group.expert->up);
     group.l2_unit_end = (last ? last->l2_unit_end : 0) + units_of(&group.expert->down);
+    count_bytes(c, &group);
     c->scratch->groups[c->group_count++] = group;
 }
 
@@ -186,6 +202,7 @@ static void plan_chunk(chunk *c) {
         s->row_token[r] = s->plan.row_pair[r] / slots;
     }
     c->group_count = 0;
+    c->pack_bytes = c->l1_bytes = c->l2_bytes = 0;
     for (uint32_t e = 0; e < w->expert_count; e++) {
         uint32_t first = s->plan.offsets[e], count = s->plan.offsets[e + 1] - first;
         if (count > 0)
@@ -314,6 +331,7 @@ static void activate_row(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *o
     if (g->h_nvfp4)
         c->kernels->quantize(h, count, g->h_global, own->codes, own->scales, &c->state->tallies[thread].blocks);
     c->kernels->store(h, count, operand + n * (c->kernels->operands_bf16 ? 2u : 4u));
+    if (n + count == g->expert->down.columns) mm_cpu_operand_pad(c->kernels, n + count, operand);
     if (g->shared) return;
 
     if (out->l1 && gate) memcpy(out->l1 + pair * 2 * columns + n, gate, count * sizeof *gate);
@@ -358,16 +376,30 @@ static void l1_block(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, 
     }
 }
 
+/* L1 and L2 run the shared expert beside the routed ones, so only the threads know how long either took. Without a
+ * shared expert nobody asks. */
+static double unit_begin(const chunk *c) {
+    return c->weights->shared ? mm_cpu_seconds() : 0.0;
+}
+
+static void unit_finish(const chunk *c, const mm_cpu_group *g, uint32_t thread, double began) {
+    mm_cpu_tally *tally = &c->state->tallies[thread];
+    if (!c->weights->shared) return;
+    *(g->shared ? &tally->shared_seconds : &tally->routed_seconds) += mm_cpu_seconds() - began;
+}
+
 static void l1_unit(void *context, uint32_t unit, uint32_t thread) {
     const chunk *c = context;
     mm_cpu_thread own = mm_cpu_scratch_thread(c->state, thread);
     const mm_cpu_group *g = find_group(c, &unit, UNITS_L1);
+    double began = unit_begin(c);
     uint32_t rows = MM_ROWS_MAX * blocks_per_unit(&g->expert->up);
     for (uint32_t n = unit * rows; n < (unit + 1) * rows && n < g->expert->up.rows; n += MM_ROWS_MAX)
         for (uint32_t r = 0; r < g->row_count; r += MM_BLOCK_ROWS) {
             uint32_t left = g->row_count - r;
             l1_block(c, g, &own, thread, n, g->row_first + r, left < MM_BLOCK_ROWS ? left : MM_BLOCK_ROWS);
         }
+    unit_finish(c, g, thread, began);
 }
 
 /* Rows n .. of down against rows first .. of the group, to physical values in scratch. */
@@ -403,24 +435,14 @@ static void l2_block(const chunk *c, const mm_cpu_group *g, uint32_t thread, uin
 static void l2_unit(void *context, uint32_t unit, uint32_t thread) {
     const chunk *c = context;
     const mm_cpu_group *g = find_group(c, &unit, UNITS_L2);
+    double began = unit_begin(c);
     uint32_t rows = MM_ROWS_MAX * blocks_per_unit(&g->expert->down);
     for (uint32_t n = unit * rows; n < (unit + 1) * rows && n < g->expert->down.rows; n += MM_ROWS_MAX)
         for (uint32_t r = 0; r < g->row_count; r += MM_BLOCK_ROWS) {
             uint32_t left = g->row_count - r;
             l2_block(c, g, thread, n, r, left < MM_BLOCK_ROWS ? left : MM_BLOCK_ROWS);
         }
-}
-
-/* The operands of L2 are written piece by piece, so their padding is zeroed here. */
-static void pad_intermediate(void *context, uint32_t unit, uint32_t thread) {
-    const chunk *c = context;
-    const mm_cpu_group *g = &c->scratch->groups[unit];
-    uint32_t columns = g->expert->down.columns;
-    size_t used = (size_t)columns * (c->kernels->operands_bf16 ? 2 : 4);
-    size_t bytes = mm_cpu_operand_bytes(c->kernels, columns);
-    (void)thread;
-    for (uint32_t r = g->row_first; r < g->row_first + g->row_count && used < bytes; r++)
-        memset(c->scratch->h + r * c->scratch->h_pitch + used, 0, bytes - used);
+    unit_finish(c, g, thread, began);
 }
 
 /* ---- combine ---- */
@@ -451,18 +473,35 @@ static void combine_token(void *context, uint32_t unit, uint32_t thread) {
     if (c->stages->output) memcpy(c->stages->output + token * hidden, combine.output, hidden * sizeof(uint16_t));
 }
 
-static void run_chunk(chunk *c) {
-    uint32_t threads = c->state->threads;
-    plan_chunk(c);
-    if (c->group_count > 0) {
-        const mm_cpu_group *last = &c->scratch->groups[c->group_count - 1];
-        mm_parallel_for(threads, c->group_count, pad_intermediate, c);
-        if (c->kernels->pack) mm_parallel_for(threads, last->pack_unit_end, pack_x, c);
-        mm_parallel_for(threads, last->l1_unit_end, l1_unit, c);
-        if (c->kernels->pack) mm_parallel_for(threads, last->pack_unit_end, pack_h, c);
-        mm_parallel_for(threads, last->l2_unit_end, l2_unit, c);
+/* Of the time threads spent in L1 and L2, what went to routed experts. Forgets it. */
+static double take_routed_share(const chunk *c) {
+    double routed = 0.0, shared = 0.0;
+    if (!c->weights->shared) return 1.0;
+    for (uint32_t t = 0; t < c->state->threads; t++) {
+        mm_cpu_tally *tally = &c->state->tallies[t];
+        routed += tally->routed_seconds;
+        shared += tally->shared_seconds;
+        tally->routed_seconds = tally->shared_seconds = 0.0;
     }
-    mm_parallel_for(threads, c->count, combine_token, c);
+    return routed > 0.0 ? routed / (routed + shared) : 0.0;
+}
+
+static void run_experts(chunk *c) {
+    const mm_cpu_group *last = &c->scratch->groups[c->group_count - 1];
+    mm_pool *pool = c->state->pool;
+    double began = mm_cpu_seconds();
+    if (c->kernels->pack) mm_pool_run(pool, last->pack_unit_end, c->pack_bytes, pack_x, c);
+    mm_pool_run(pool, last->l1_unit_end, c->l1_bytes, l1_unit, c);
+    if (c->kernels->pack) mm_pool_run(pool, last->pack_unit_end, c->pack_bytes, pack_h, c);
+    mm_pool_run(pool, last->l2_unit_end, c->l2_bytes, l2_unit, c);
+    c->layer->counters.expert_seconds += (mm_cpu_seconds() - began) * take_routed_share(c);
+}
+
+static void run_chunk(chunk *c) {
+    size_t rows = (size_t)c->count * (c->weights->shape.experts_per_token + 1);
+    plan_chunk(c);
+    if (c->group_count > 0) run_experts(c);
+    mm_pool_run(c->state->pool, c->count, rows * c->scratch->l2_pitch * sizeof(float), combine_token, c);
 }
 
 /* ---- the batch ---- */
@@ -476,10 +515,6 @@ static void collect_counters(chunk *c) {
         counters->unrouted_tokens += tally->unrouted_tokens;
         *tally = (mm_cpu_tally){0};
     }
-}
-
-static void discard_block_counts(const chunk *c) {
-    for (uint32_t t = 0; t < c->state->threads; t++) c->state->tallies[t].blocks = (mm_quantize_counts){0};
 }
 
 /* Rows of skipped slots are zero, so the stages that are filled row by row start as zeros. */
@@ -524,17 +559,15 @@ megamoe_status mm_cpu_run(mm_backend_layer *layer, const megamoe_batch *batch, c
                           const megamoe_stages *stages, uint32_t *written, void *stream) {
     chunk c = begin(layer, batch, stages);
     size_t pairs = (size_t)batch->token_count * layer->weights->shape.experts_per_token;
-    bool staged;
+    bool staged = !batch->expert_ids && batch->token_count <= MM_CHUNK_TOKENS; /* by the router's pass */
     (void)stream;
     if (given)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "given stages are read by the reference backend only, not by cpu");
     clear_stages(&c);
-    route_batch(&c);
-    staged = !batch->expert_ids && batch->token_count <= MM_CHUNK_TOKENS;
-    if (!staged) discard_block_counts(&c); /* every chunk is staged again below */
+    route_batch(&c, staged);
     count_rows(&c);
     for (uint32_t first = 0; first < batch->token_count; first += MM_CHUNK_TOKENS) {
-        if (!staged) stage_chunk(&c, first);
+        if (!staged) stage_chunk(&c, first, true);
         run_chunk(&c);
     }
     layer->counters.tokens += batch->token_count;
@@ -550,8 +583,7 @@ megamoe_status mm_cpu_route(mm_backend_layer *layer, const megamoe_batch *batch,
     chunk c = begin(layer, batch, NULL);
     size_t pairs = (size_t)batch->token_count * layer->weights->shape.experts_per_token;
     (void)stream;
-    route_batch(&c);
-    discard_block_counts(&c);
+    route_batch(&c, false);
     collect_counters(&c);
     memcpy(expert_ids, c.scratch->ids, pairs * sizeof *expert_ids);
     memcpy(expert_weights, c.scratch->weights, pairs * sizeof *expert_weights);

@@ -1,5 +1,5 @@
-/* The scratch memory of a CPU device: one mapping, carved once per growth, touched first by the threads that
- * use it. */
+/* The scratch memory of a CPU device: one mapping, carved once per growth, and none of it touched here:
+ * what belongs to one thread lies on the NUMA node of that thread, which touches it first. */
 #define _GNU_SOURCE
 #include "backend/cpu/cpu.h"
 
@@ -42,6 +42,9 @@ static void carve_all(carver *c, const mm_backend_state *state, const mm_cpu_ext
     s->x_pitch = spread(mm_cpu_operand_bytes(&state->kernels, e->hidden));
     s->h_pitch = spread(mm_cpu_operand_bytes(&state->kernels, e->intermediate));
     s->l2_pitch = spread(e->hidden * sizeof(float)) / sizeof(float);
+    carve_thread(&thread, e);
+    s->thread_bytes = (thread.used + 4095) / 4096 * 4096;
+    s->thread_memory = carve(c, state->threads * s->thread_bytes); /* first, so that it begins and ends with a page */
     s->x = carve(c, chunk * s->x_pitch);
     s->x_nvfp4 = carve(c, chunk * s->x_pitch);
     s->x_globals = carve(c, chunk * sizeof *s->x_globals);
@@ -59,9 +62,13 @@ static void carve_all(carver *c, const mm_backend_state *state, const mm_cpu_ext
         s->packed = carve(c, blocks * MM_PACK_ROWS * padded_columns(columns) * 2);
     }
     s->l2 = carve(c, rows * s->l2_pitch * sizeof *s->l2);
-    carve_thread(&thread, e);
-    s->thread_bytes = (thread.used + 4095) / 4096 * 4096;
-    s->thread_memory = carve(c, state->threads * s->thread_bytes);
+}
+
+/* Only hints. Small pages where threads lie side by side: a huge one would put several threads' memory on the node of
+ * the first of them that touches it. */
+static void advise_pages(uint8_t *memory, size_t thread_bytes, size_t all_bytes) {
+    madvise(memory, thread_bytes, MADV_NOHUGEPAGE);
+    madvise(memory + thread_bytes, all_bytes - thread_bytes, MADV_HUGEPAGE);
 }
 
 static uint32_t larger(uint32_t a, uint32_t b) {
@@ -88,7 +95,7 @@ megamoe_status mm_cpu_scratch_grow(mm_backend_state *state, const mm_cpu_extent 
         mm_plan_free(&made.plan);
         return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no %zu bytes of scratch memory for %u tokens", counter.used, e.tokens);
     }
-    madvise(memory, counter.used, MADV_HUGEPAGE); /* only a hint */
+    advise_pages(memory, state->threads * made.thread_bytes, counter.used);
     maker = (carver){memory, 0};
     carve_all(&maker, state, &e, &made);
     made.memory = memory;

@@ -3,11 +3,14 @@
 #include <stdlib.h>
 
 #include "backend/cpu/cpu.h"
-#include "backend/cpu/parallel.h"
 #include "error.h"
 
 static size_t element_bytes(megamoe_dtype dtype) {
     return dtype == MEGAMOE_F32 ? 4 : 2;
+}
+
+static size_t elements_of(const megamoe_tensor *rows) {
+    return (size_t)rows->extent[0] * (size_t)rows->extent[1];
 }
 
 /* ---- quantize ---- */
@@ -43,7 +46,7 @@ megamoe_status mm_cpu_quantize(mm_backend_state *state, const megamoe_tensor *va
     job.rows = malloc(state->threads * (size_t)values->extent[1] * sizeof *job.rows + 1);
     if (!job.rows)
         return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory to quantize rows of %lld", (long long)values->extent[1]);
-    mm_parallel_for(state->threads, (uint32_t)values->extent[0], quantize_row, &job);
+    mm_pool_run(state->pool, (uint32_t)values->extent[0], elements_of(values) * 8, quantize_row, &job);
     for (uint32_t t = 0; t < state->threads; t++) state->tallies[t] = (mm_cpu_tally){0}; /* no layer to count for */
     free(job.rows);
     return MEGAMOE_OK;
@@ -79,7 +82,7 @@ megamoe_status mm_cpu_dequantize(mm_backend_state *state, const megamoe_tensor *
                                  const megamoe_tensor *globals, megamoe_tensor *values, void *stream) {
     dequantize_job job = {state, codes, scales, globals, values};
     (void)stream;
-    mm_parallel_for(state->threads, (uint32_t)codes->extent[0], dequantize_row, &job);
+    mm_pool_run(state->pool, (uint32_t)codes->extent[0], elements_of(codes) * 8, dequantize_row, &job);
     return MEGAMOE_OK;
 }
 
@@ -210,6 +213,7 @@ megamoe_status mm_cpu_grouped_gemm(mm_backend_state *state, const megamoe_tensor
                        .row_blocks = (matrices[0].rows + MM_ROWS_MAX - 1) / MM_ROWS_MAX,
                        .operand_pitch = mm_cpu_operand_bytes(&state->kernels, columns)};
     size_t sums_bytes = (size_t)MM_BLOCK_ROWS * MM_ROWS_MAX * sizeof(float), operand_bytes, packed_bytes;
+    size_t matrix_bytes = group_count * (size_t)matrices[0].rows * matrices[0].row_bytes;
     (void)stream;
     job.packed_offsets = malloc(group_count * sizeof *job.packed_offsets);
     if (!job.packed_offsets) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %u groups", group_count);
@@ -224,9 +228,10 @@ megamoe_status mm_cpu_grouped_gemm(mm_backend_state *state, const megamoe_tensor
     }
     job.packed = job.operands + operand_bytes;
     job.threads = job.packed + packed_bytes;
-    mm_parallel_for(state->threads, count, store_row, &job);
-    mm_parallel_for(state->threads, group_count, pack_group, &job);
-    mm_parallel_for(state->threads, group_count * job.row_blocks, multiply_unit, &job);
+    mm_pool_run(state->pool, count, operand_bytes, store_row, &job);
+    mm_pool_run(state->pool, group_count, packed_bytes, pack_group, &job);
+    mm_pool_run(state->pool, group_count * job.row_blocks, matrix_bytes + operand_bytes * job.row_blocks, multiply_unit,
+                &job);
     free(job.packed_offsets);
     free(job.operands);
     return MEGAMOE_OK;

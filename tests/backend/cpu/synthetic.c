@@ -6,12 +6,6 @@
 
 #include "numerics/bf16.h"
 
-/* LLVM's OpenMP runtime keeps its threads' memory until the end; a leak sanitizer asks this function about it. */
-const char *__lsan_default_suppressions(void);
-const char *__lsan_default_suppressions(void) {
-    return "leak:libomp";
-}
-
 enum { PADDING = 24 }; /* bytes behind each row of codes and of scales */
 
 void *synthetic_block(synthetic *made, size_t bytes) {

@@ -1,13 +1,14 @@
 /*
  * The CPU backend against the reference, stage by stage, for every weight format and option; and its
  * promises: bits that depend on neither threads nor position, bad routing counted, nothing allocated while
- * running, fork.
+ * running, experts timed, fork.
  */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -15,10 +16,10 @@
 #include "backend/cpu/synthetic.h"
 #include "numerics/bf16.h"
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #    define COUNTS_ALLOCATIONS 0
 #elif defined(__has_feature)
-#    if __has_feature(address_sanitizer)
+#    if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
 #        define COUNTS_ALLOCATIONS 0
 #    endif
 #endif
@@ -317,10 +318,18 @@ static synthetic_spec promise_spec(bool nvfp4) {
     return spec;
 }
 
+/* Large enough for L1 and L2 to ask helpers in: smaller layers run on their caller alone. */
+static synthetic_spec large_spec(bool nvfp4) {
+    synthetic_spec spec = promise_spec(nvfp4);
+    spec.hidden = 656;
+    spec.intermediate = 272;
+    return spec;
+}
+
 static void threads_do_not_change_bits(void **unused) {
     (void)unused;
     for (int nvfp4 = 0; nvfp4 < 2; nvfp4++) {
-        synthetic_spec spec = promise_spec(nvfp4);
+        synthetic_spec spec = large_spec(nvfp4);
         scene s;
         scene_make(&s, &spec, 65);
         for (uint32_t threads = 1; threads < 8; threads += 2) {
@@ -465,6 +474,37 @@ static void float_input_is_rounded_to_bf16(void **unused) {
     synthetic_free(&s.made);
 }
 
+static uint64_t saturated_blocks(const rig *r) {
+    megamoe_counters counters = {.struct_size = sizeof counters};
+    assert_int_equal(r->backend->counters(r->layer, &counters, NULL), MEGAMOE_OK);
+    return counters.saturated_blocks;
+}
+
+/* Tokens are staged for the router, and once more for the experts if the batch is longer than a chunk. */
+static void blocks_are_counted_once(void **unused) {
+    synthetic_spec spec = promise_spec(true);
+    scene s;
+    (void)unused;
+    spec.input_mode = MEGAMOE_GLOBAL_STATIC;
+    spec.router_dtype = MEGAMOE_F32;
+    scene_make(&s, &spec, 1030);
+    for (uint32_t t = 1; t < s.tokens; t++) memcpy(s.hidden + t * spec.hidden, s.hidden, spec.hidden * 2);
+    s.batch.expert_ids = NULL;
+    s.batch.expert_weights = NULL;
+    s.batch.token_count = 1;
+    rig r = rig_open(&mm_backend_cpu, &s.made.weights, 2, s.tokens, true);
+    run_ok(&r, &s.batch);
+    uint64_t of_one = saturated_blocks(&r);
+    assert_true(of_one > 0);
+    s.batch.token_count = s.tokens;
+    run_ok(&r, &s.batch);
+    assert_int_equal(saturated_blocks(&r), (1 + s.tokens) * of_one);
+    assert_int_equal(r.backend->route(r.layer, &s.batch, s.ids, s.weights, NULL), MEGAMOE_OK);
+    assert_int_equal(saturated_blocks(&r), (1 + s.tokens) * of_one);
+    rig_close(&r);
+    synthetic_free(&s.made);
+}
+
 static void no_tokens_is_no_work(void **unused) {
     scene s;
     (void)unused;
@@ -480,12 +520,12 @@ static void no_tokens_is_no_work(void **unused) {
 static void running_allocates_nothing(void **unused) {
     (void)unused;
 #if COUNTS_ALLOCATIONS
-    synthetic_spec spec = promise_spec(true);
+    synthetic_spec spec = large_spec(true);
     scene s;
     scene_make(&s, &spec, 40);
     rig r = rig_open(&mm_backend_cpu, &s.made.weights, 2, s.tokens, false);
     mm_device_facts before = {0}, after = {0};
-    run_ok(&r, &s.batch); /* the first parallel region makes the threads */
+    run_ok(&r, &s.batch);
     r.backend->describe(r.state, &before);
     unsigned long count = allocations;
     run_ok(&r, &s.batch);
@@ -501,18 +541,59 @@ static void running_allocates_nothing(void **unused) {
 #endif
 }
 
+static double expert_seconds(const rig *r) {
+    megamoe_counters counters = {.struct_size = sizeof counters};
+    assert_int_equal(r->backend->counters(r->layer, &counters, NULL), MEGAMOE_OK);
+    return counters.expert_seconds;
+}
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* More with every run and never more than passed; the shared expert's time, which is in the same regions, is not in it.
+ */
+static void routed_experts_are_timed(void **unused) {
+    (void)unused;
+    for (int shared = 0; shared < 2; shared++) {
+        synthetic_spec spec = large_spec(true);
+        spec.shared_format = shared ? MM_FP8 : 0;
+        scene s;
+        scene_make(&s, &spec, 40);
+        rig r = rig_open(&mm_backend_cpu, &s.made.weights, 2, s.tokens, false);
+        double before = 0.0, began = seconds_now();
+        assert_true(expert_seconds(&r) == 0.0);
+        for (int run = 0; run < 3; run++) {
+            run_ok(&r, &s.batch);
+            assert_true(expert_seconds(&r) > before);
+            before = expert_seconds(&r);
+        }
+        assert_true(before < seconds_now() - began);
+        for (uint32_t p = 0; p < s.tokens * spec.slots; p++) s.ids[p] = -1;
+        run_ok(&r, &s.batch);
+        assert_true(expert_seconds(&r) == before);
+        rig_close(&r);
+        synthetic_free(&s.made);
+    }
+}
+
 static void child_of_a_fork_runs(void **unused) {
-    synthetic_spec spec = promise_spec(false);
+    synthetic_spec spec = large_spec(false);
     scene s;
     int status = 1;
     (void)unused;
+#if defined(__SANITIZE_THREAD__)
+    skip(); /* it cannot start threads in a child */
+#endif
     scene_make(&s, &spec, 20);
     rig r = rig_open(&mm_backend_cpu, &s.made.weights, 2, s.tokens, false);
     run_ok(&r, &s.batch);
     memcpy(s.expected, s.output, s.tokens * (size_t)spec.hidden * 2);
     pid_t child = fork();
     if (child == 0) {
-        alarm(20);
+        alarm(300);
         memset(s.output, 0xAA, s.tokens * (size_t)spec.hidden * 2);
         if (r.backend->run(r.layer, &s.batch, NULL, NULL, NULL, NULL) != MEGAMOE_OK) _exit(2);
         _exit(memcmp(s.output, s.expected, s.tokens * (size_t)spec.hidden * 2) == 0 ? 0 : 3);
@@ -534,8 +615,10 @@ int main(void) {
         cmocka_unit_test(bad_routing_is_skipped_and_counted),
         cmocka_unit_test(nan_stays_in_its_token),
         cmocka_unit_test(float_input_is_rounded_to_bf16),
+        cmocka_unit_test(blocks_are_counted_once),
         cmocka_unit_test(no_tokens_is_no_work),
         cmocka_unit_test(running_allocates_nothing),
+        cmocka_unit_test(routed_experts_are_timed),
         cmocka_unit_test(child_of_a_fork_runs),
     };
     return cmocka_run_group_tests_name("cpu_layer", tests, NULL, NULL);
