@@ -21,7 +21,7 @@ typedef struct sample { /* one run */
 typedef struct result { /* one batch size */
     uint32_t tokens, runs;
     sample median; /* the run in the middle by expert_seconds */
-    double fastest, layer_median;
+    double fastest, p90, layer_median;
     double weight_gb_s, tflop_s, of_bandwidth, of_matrix;
 } result;
 
@@ -133,6 +133,7 @@ static void summarize(const measurement *m, sample *samples, result *r) {
     qsort(samples, r->runs, sizeof *samples, by_expert_seconds);
     r->median = samples[r->runs / 2];
     r->fastest = samples[0].expert_seconds;
+    r->p90 = samples[r->runs * 9 / 10].expert_seconds;
     double seconds = r->median.expert_seconds, matrices = shape->not_gated ? 2 : 3;
     double flop = 2 * matrices * (double)shape->hidden * (double)shape->intermediate * (double)r->median.pairs;
     r->weight_gb_s = 1e-9 * (double)r->median.experts_hit * (double)m->facts.expert_bytes / seconds;
@@ -239,12 +240,12 @@ static const char *routing_of(const measurement *m) {
 }
 
 static json_t *result_json(const measurement *m, const result *r) {
-    return json_pack("{s:i,s:i,s:i,s:s,s:f,s:f,s:i,s:f,s:f,s:o,s:o,s:f}", "tokens", (int)r->tokens, "pairs",
+    return json_pack("{s:i,s:i,s:i,s:s,s:f,s:f,s:f,s:i,s:f,s:f,s:o,s:o,s:f}", "tokens", (int)r->tokens, "pairs",
                      (int)r->median.pairs, "experts_hit", (int)r->median.experts_hit, "activations", activations_of(m),
-                     "seconds_median", r->median.expert_seconds, "seconds_min", r->fastest, "runs", (int)r->runs,
-                     "weight_gb_s", r->weight_gb_s, "tflop_s", r->tflop_s, "fraction_of_bandwidth",
-                     cli_json_number(r->of_bandwidth), "fraction_of_matrix_rate", cli_json_number(r->of_matrix),
-                     "layer_seconds_median", r->layer_median);
+                     "seconds_median", r->median.expert_seconds, "seconds_min", r->fastest, "seconds_p90", r->p90,
+                     "runs", (int)r->runs, "weight_gb_s", r->weight_gb_s, "tflop_s", r->tflop_s,
+                     "fraction_of_bandwidth", cli_json_number(r->of_bandwidth), "fraction_of_matrix_rate",
+                     cli_json_number(r->of_matrix), "layer_seconds_median", r->layer_median);
 }
 
 static int print_json(const measurement *m) {
@@ -294,22 +295,57 @@ static int print_table(const measurement *m) {
     return cli_flush();
 }
 
+/* RFC 4180: names and command lines may hold commas and quotes. */
+static void write_escaped(FILE *csv, const char *text) {
+    for (; *text; text++) {
+        if (*text == '"') putc('"', csv);
+        putc(*text, csv);
+    }
+}
+
+static void write_quoted(FILE *csv, const char *text) {
+    putc('"', csv);
+    write_escaped(csv, text);
+    putc('"', csv);
+}
+
+/* What makes a time a measurement, the same in every line: where, by what, beside how much other work. */
+static void write_circumstances(const measurement *m, FILE *csv) {
+    char machine[256] = "unknown";
+    double load = NAN;
+    cli_proc_line("/proc/cpuinfo", "model name", machine, sizeof machine);
+    getloadavg(&load, 1);
+    fprintf(csv, ",%.2f,%s,", load, megamoe_version());
+    write_quoted(csv, machine);
+    putc(',', csv);
+    write_quoted(csv, megamoe_device_describe(m->session.device));
+    fputs(",\"megamoe", csv);
+    for (char **argument = m->options->arguments; *argument; argument++) {
+        putc(' ', csv);
+        write_escaped(csv, *argument);
+    }
+    fputs("\"\n", csv);
+}
+
 static int write_csv(const measurement *m, const char *path) {
     char *text = NULL;
     size_t length = 0;
     FILE *csv = open_memstream(&text, &length);
     if (!csv) return cli_fail("there is no memory for %s.", path);
-    fprintf(
-        csv,
-        "backend,isa,threads,shape,routing,activations,tokens,pairs,experts_hit,runs,seconds_median,seconds_min,layer_seconds_median,"
-        "weight_gb_s,tflop_s,read_gb_s,matrix_tflop_s\n");
+    fputs("backend,isa,threads,shape,routing,activations,tokens,pairs,experts_hit,runs,seconds_median,seconds_min,"
+          "seconds_p90,layer_seconds_median,weight_gb_s,tflop_s,read_gb_s,matrix_tflop_s,fraction_of_bandwidth,"
+          "fraction_of_matrix_rate,load,version,machine,device,command\n",
+          csv);
     for (unsigned i = 0; i < m->tokens_count; i++) {
         const result *r = &m->results[i];
-        fprintf(csv, "%s,%s,%u,%s,%s,%s,%u,%u,%u,%u,%.9g,%.9g,%.9g,%.6g,%.6g,%.6g,%.6g\n",
-                megamoe_device_backend(m->session.device), megamoe_device_isa(m->session.device),
-                megamoe_device_threads(m->session.device), m->shape_name, routing_of(m), activations_of(m), r->tokens,
-                r->median.pairs, r->median.experts_hit, r->runs, r->median.expert_seconds, r->fastest, r->layer_median,
-                r->weight_gb_s, r->tflop_s, m->limits.read_gb_s, m->limits.matrix_tflop_s);
+        fprintf(csv, "%s,%s,%u,", megamoe_device_backend(m->session.device), megamoe_device_isa(m->session.device),
+                megamoe_device_threads(m->session.device));
+        write_quoted(csv, m->shape_name);
+        fprintf(csv, ",%s,%s,%u,%u,%u,%u,%.9g,%.9g,%.9g,%.9g,%.6g,%.6g,%.6g,%.6g,%.4g,%.4g", routing_of(m),
+                activations_of(m), r->tokens, r->median.pairs, r->median.experts_hit, r->runs, r->median.expert_seconds,
+                r->fastest, r->p90, r->layer_median, r->weight_gb_s, r->tflop_s, m->limits.read_gb_s,
+                m->limits.matrix_tflop_s, r->of_bandwidth, r->of_matrix);
+        write_circumstances(m, csv);
     }
     fclose(csv);
     int written = cli_write_file(path, text);

@@ -22,12 +22,9 @@ static uint64_t expert_bytes(const megamoe_shape *s) {
 static int check_memory(const megamoe_shape *s, uint32_t experts) {
     double needed = (double)experts * (double)expert_bytes(s);
     double available = (double)sysconf(_SC_AVPHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
-    FILE *file = fopen("/proc/meminfo", "r");
-    char line[128], a[16], b[16];
-    unsigned long long kilobytes;
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "MemAvailable: %llu", &kilobytes) == 1) available = 1024.0 * (double)kilobytes;
-    if (file) fclose(file);
+    char kilobytes[64], a[16], b[16];
+    if (cli_proc_line("/proc/meminfo", "MemAvailable", kilobytes, sizeof kilobytes))
+        available = 1024.0 * strtod(kilobytes, NULL);
     if (needed < 0.8 * available) return CLI_GOOD;
     return cli_fail("%u experts take %s, and this machine has %s available; choose fewer with --experts A:B.", experts,
                     cli_bytes_text(needed, a), cli_bytes_text(available, b));

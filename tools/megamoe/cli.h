@@ -23,6 +23,7 @@ typedef struct cli_range { /* A:B, A included, B not; all zero: not given */
 /* Everything that can be typed. Strings are borrowed from argv; zero means not given. */
 typedef struct cli_options {
     const char *words[2]; /* CKPT, OUT, ... */
+    char **arguments;     /* the command line without the program, for records; NULL ends it */
     bool json, help;
     unsigned backend, activations, input_global, intermediate_global, routing_weight; /* the library's enums */
     bool strict, lax_routing, repair_nan_scales, no_scan, batch_invariant, shared_unclamped;
@@ -75,6 +76,9 @@ unsigned cli_parse_list(const char *text, const char *option, uint32_t *numbers,
 
 /* CLI_BAD_INPUT after the message if a file to be written is one that is read (files.c). */
 int cli_check_files(const cli_options *options);
+
+/* The value after "name : " in a file of such lines, as /proc has them (machine.c). */
+bool cli_proc_line(const char *path, const char *name, char *value, size_t room);
 
 /* ---- messages and memory (output.c) ---------------------------------------------------------------------
  */

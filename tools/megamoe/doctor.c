@@ -29,22 +29,6 @@ static const struct {
      "It needs a Blackwell GPU (B200, B300) and a megamoe built with CUDA. Otherwise use --backend cpu."},
 };
 
-/* The value after "name : " in a file of such lines, as /proc has them. */
-static bool read_line(const char *path, const char *name, char *value, size_t room) {
-    FILE *file = fopen(path, "r");
-    char line[512];
-    bool found = false;
-    while (file && !found && fgets(line, sizeof line, file)) {
-        char *colon = strchr(line, ':');
-        if (strncmp(line, name, strlen(name)) != 0 || !colon) continue;
-        colon += strspn(colon, ": \t");
-        snprintf(value, room, "%.*s", (int)strcspn(colon, "\n"), colon);
-        found = true;
-    }
-    if (file) fclose(file);
-    return found;
-}
-
 static void probe_backends(diagnosis *d) {
     for (unsigned i = 0; i < sizeof backends / sizeof backends[0]; i++) {
         megamoe_device_options open = {.struct_size = sizeof open,
@@ -120,8 +104,8 @@ static void examine_environment(diagnosis *d) {
 
 static json_t *machine(void) {
     char cpu[256] = "unknown", driver[256] = "";
-    read_line("/proc/cpuinfo", "model name", cpu, sizeof cpu);
-    read_line("/proc/driver/nvidia/version", "NVRM version", driver, sizeof driver);
+    cli_proc_line("/proc/cpuinfo", "model name", cpu, sizeof cpu);
+    cli_proc_line("/proc/driver/nvidia/version", "NVRM version", driver, sizeof driver);
     return json_pack("{s:s,s:i,s:I,s:s?}", "cpu", cpu, "cores", (int)usable_cores(), "memory_bytes",
                      (json_int_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE), "nvidia_driver",
                      *driver ? driver : NULL);

@@ -106,5 +106,6 @@ int main(int argc, char **argv) {
         return cli_flush();
     }
     if (cli_check_files(&options) != CLI_GOOD) return CLI_BAD_INPUT;
+    options.arguments = argv + 1;
     return command->run(&options);
 }
