@@ -175,13 +175,16 @@ megamoe_status megamoe_layer_load(megamoe_device *device, const megamoe_checkpoi
                                   const megamoe_layer_options *options, megamoe_layer **out) {
     megamoe_layer *layer;
     megamoe_status status;
+    bool decided;
     MM_TRY(need(device, "device"));
     MM_TRY(need(checkpoint, "checkpoint"));
     MM_TRY(need(out, "layer"));
     MM_TRY(layer_begin(device, &options, &layer));
     layer->checkpoint = checkpoint;
     status = mm_layer_from_checkpoint(device->backend, checkpoint, index, options, &device->options, &layer->parts);
-    MM_TRY(layer_finish(layer, status, false, options, out));
+    decided = status == MEGAMOE_OK; /* what fails from here on, a backend says, who does not know the layer's number */
+    status = layer_finish(layer, status, false, options, out);
+    if (status != MEGAMOE_OK) return decided ? mm_fail_in(status, "layer %u", index) : status;
     device->copied_bytes += layer->parts.source.copied_bytes;
     return MEGAMOE_OK;
 }
@@ -360,7 +363,7 @@ megamoe_status megamoe_layer_counters(megamoe_layer *layer, megamoe_counters *co
     return layer->device->backend->counters(layer->state, counters, tokens_per_expert);
 }
 
-/* ---- single stages ---- */
+/* ---- steps and single stages ---- */
 
 static megamoe_status check_matrix(const megamoe_tensor *t, const char *name, int64_t rows, int64_t columns,
                                    megamoe_dtype first, megamoe_dtype second) {
@@ -384,6 +387,67 @@ static megamoe_status check_globals(const megamoe_tensor *t, int64_t rows) {
     if (t->dtype != MEGAMOE_F32 || (t->extent[0] != rows && t->extent[0] != 1) || t->stride[0] > 1)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "globals must be contiguous F32 [%lld] or [1]", (long long)rows);
     return MEGAMOE_OK;
+}
+
+static megamoe_status no_steps(const megamoe_device *device) {
+    return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE,
+                   "the %s backend has no mega-MoE kernels; they need a device of backend sm100, and megamoe_layer_run "
+                   "runs everywhere",
+                   device->backend->name);
+}
+
+megamoe_status megamoe_transform_nvfp4_weights_for_mega_moe(megamoe_device *device, const megamoe_layer_desc *desc,
+                                                            const megamoe_layer_options *options,
+                                                            megamoe_mega_moe_weights *weights, megamoe_layer **out) {
+    megamoe_mega_moe_weights made = {.struct_size = sizeof made};
+    megamoe_layer *layer;
+    MM_TRY(need(device, "device"));
+    MM_TRY(need(out, "layer"));
+    if (weights) CHECK_SIZE(weights, megamoe_mega_moe_weights);
+    if (!device->backend->step_weights) return no_steps(device);
+    MM_TRY(megamoe_layer_create(device, desc, options, &layer));
+    megamoe_status status = device->backend->step_weights(layer->state, &made);
+    if (status != MEGAMOE_OK) {
+        megamoe_layer_close(layer);
+        return status;
+    }
+    if (weights) *weights = made;
+    *out = layer;
+    return MEGAMOE_OK;
+}
+
+static megamoe_status run_step(megamoe_layer *layer, mm_step step, const megamoe_batch *batch,
+                               const megamoe_tensor *partials, void *stream) {
+    megamoe_batch checked;
+    MM_TRY(need(layer, "layer"));
+    MM_TRY(need(batch, "batch"));
+    if (!layer->device->backend->step) return no_steps(layer->device);
+    checked = *batch;
+    if (!checked.expert_ids) return mm_fail(MEGAMOE_INVALID_ARGUMENT, "expert_ids is NULL, and a step does not route");
+    MM_TRY(check_hidden(layer, &checked));
+    if (checked.token_count == 0) return MEGAMOE_OK;
+    MM_TRY(check_routing(layer, &checked));
+    if (step == MM_STEP_FULL) MM_TRY(check_output(layer, &checked));
+    if (step == MM_STEP_L2) {
+        const megamoe_shape *shape = &layer->parts.weights.shape;
+        MM_TRY(check_matrix(partials, "partials", (int64_t)checked.token_count * shape->experts_per_token,
+                            shape->hidden, MEGAMOE_BF16, MEGAMOE_F32));
+    }
+    return layer->device->backend->step(layer->state, step, &checked, partials, stream);
+}
+
+megamoe_status megamoe_stage_activation(megamoe_layer *layer, const megamoe_batch *batch, void *stream) {
+    return run_step(layer, MM_STEP_STAGE, batch, NULL, stream);
+}
+megamoe_status megamoe_nvfp4_mega_moe_l1(megamoe_layer *layer, const megamoe_batch *batch, void *stream) {
+    return run_step(layer, MM_STEP_L1, batch, NULL, stream);
+}
+megamoe_status megamoe_nvfp4_mega_moe_l2(megamoe_layer *layer, const megamoe_batch *batch,
+                                         const megamoe_tensor *partials, void *stream) {
+    return run_step(layer, MM_STEP_L2, batch, partials, stream);
+}
+megamoe_status megamoe_nvfp4_mega_moe_full(megamoe_layer *layer, const megamoe_batch *batch, void *stream) {
+    return run_step(layer, MM_STEP_FULL, batch, NULL, stream);
 }
 
 static megamoe_status no_stage(const megamoe_device *device, const char *stage) {

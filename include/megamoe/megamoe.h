@@ -127,7 +127,8 @@ typedef struct megamoe_checkpoint megamoe_checkpoint;
 
 typedef struct megamoe_checkpoint_options {
     size_t struct_size;
-    bool strict;            /* contradictions between config.json and the tensors are errors, not anomalies */
+    bool strict;            /* contradictions between config.json and the tensors are errors, not anomalies; so are
+                               MXFP4 values that sm100 would have to round to NVFP4, when the layer is loaded */
     bool repair_nan_scales; /* weight scale byte 0x7F is read as 0x7E (448), counted in the anomalies */
     bool skip_scan;         /* do not look for NaN scale bytes when a layer is loaded */
 } megamoe_checkpoint_options;
@@ -292,10 +293,7 @@ MEGAMOE_API megamoe_status megamoe_layer_load(megamoe_device *device, const mega
                                               uint32_t layer, const megamoe_layer_options *options,
                                               megamoe_layer **out);
 
-/*
- * One projection of all experts of the rank, stacked. Borrowed; nothing is copied or rearranged except
- * sm100's scales.
- */
+/* One projection of all experts of the rank, stacked. Borrowed from its caller, or from a layer. */
 typedef struct megamoe_projection {
     megamoe_tensor codes;        /* E2M1X2 (or U8/I8: bytes, two values each) [E, N, K]; BF16 or E4M3: [E, N, K] */
     megamoe_tensor scales;       /* E4M3 [E, N, K/16]; E8M0 [E, N, K/32]; block scales of FP8: E8M0 or F32 */
@@ -304,7 +302,11 @@ typedef struct megamoe_projection {
     megamoe_tensor bias;         /* BF16 or F32 [E, N], optional */
 } megamoe_projection;
 
-/* Weights the caller already holds: host memory for cpu, device memory for cuda. */
+/*
+ * Weights the caller already holds, all in one memory. Host memory for the cpu backends, which use it where it is.
+ * For a GPU device memory, used where it is until the layer is closed (sm100 makes its own copy of scales, and of
+ * codes that are MXFP4 or do not lie at multiples of 16 bytes), or host memory, which is copied.
+ */
 typedef struct megamoe_layer_desc {
     size_t struct_size;
     megamoe_shape shape;
@@ -398,6 +400,50 @@ typedef struct megamoe_counters { /* since the layer was made */
 MEGAMOE_API megamoe_status megamoe_layer_counters(megamoe_layer *layer, megamoe_counters *counters,
                                                   uint64_t *tokens_per_expert);
 MEGAMOE_API void megamoe_layer_close(megamoe_layer *layer);
+
+/* ---- the routed experts in the steps that engines know by name; backend sm100 ------------------------- */
+
+/*
+ * What the Blackwell kernels read of a layer's experts, in device memory, borrowed until the layer is closed. Per
+ * projection: codes E2M1X2 [G, N, K], the caller's own where they could stay; scales E4M3 [G, ceil(N / 128),
+ * ceil(K / 64), 512] in MMA layout: blocks of 128 rows x 4 groups, row r, group g of a block in byte
+ * 16 * (r % 32) + 4 * (r / 32) + g, padded with zeros; global F32 [G], the alphas, folded into nothing. gate.codes.data
+ * is NULL in a layer without gates.
+ */
+typedef struct megamoe_mega_moe_weights {
+    size_t struct_size;
+    megamoe_projection gate, up, down;
+} megamoe_mega_moe_weights;
+
+/*
+ * megamoe_layer_create for these steps: rearranges the scales, and refuses (UNSUPPORTED_DEVICE) what
+ * megamoe_layer_create would run on other kernels. weights may be NULL. The steps also take a layer that
+ * megamoe_layer_load or megamoe_layer_create made, if its experts run on these kernels.
+ */
+MEGAMOE_API megamoe_status megamoe_transform_nvfp4_weights_for_mega_moe(megamoe_device *device,
+                                                                        const megamoe_layer_desc *desc,
+                                                                        const megamoe_layer_options *options,
+                                                                        megamoe_mega_moe_weights *weights,
+                                                                        megamoe_layer **layer);
+
+/*
+ * stage, l1, l2 of one batch follow each other on one stream, with the same batch: its hidden states (BF16 or F32),
+ * expert_ids and expert_weights in device memory. The results of stage and l1 stay in the layer's scratch. Nothing
+ * is allocated, read back or waited for, so a CUDA graph can hold any of the calls; whatever its kernels find wrong
+ * is said by megamoe_layer_counters. No call routes, and none computes a shared expert: megamoe_layer_run does.
+ */
+/* Plans the batch and quantizes each token once, into a row for each of its slots. */
+MEGAMOE_API megamoe_status megamoe_stage_activation(megamoe_layer *layer, const megamoe_batch *batch, void *stream);
+/* Gate and up, clamp, SwiGLU, and NVFP4 again. */
+MEGAMOE_API megamoe_status megamoe_nvfp4_mega_moe_l1(megamoe_layer *layer, const megamoe_batch *batch, void *stream);
+/*
+ * Down. partials: BF16 or F32 [token_count * K, H], a row per (token, slot), before the routing weight; rows of slots
+ * without a loaded expert are left as they are.
+ */
+MEGAMOE_API megamoe_status megamoe_nvfp4_mega_moe_l2(megamoe_layer *layer, const megamoe_batch *batch,
+                                                     const megamoe_tensor *partials, void *stream);
+/* All three, and the sum over each token's slots to batch->output. */
+MEGAMOE_API megamoe_status megamoe_nvfp4_mega_moe_full(megamoe_layer *layer, const megamoe_batch *batch, void *stream);
 
 /* ---- single stages, for engines that want a part; same definitions as the layer --------------------- */
 

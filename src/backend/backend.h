@@ -18,6 +18,9 @@ typedef struct mm_device_facts {
     uint64_t host_bytes, device_bytes; /* held now */
 } mm_device_facts;
 
+/* The routed experts of a layer, step by step, as engines know them (docs/decisions/0050). */
+typedef enum mm_step { MM_STEP_STAGE, MM_STEP_L1, MM_STEP_L2, MM_STEP_FULL } mm_step;
+
 typedef struct mm_backend {
     const char *name; /* as --backend spells it */
     megamoe_backend id;
@@ -38,8 +41,8 @@ typedef struct mm_backend {
 
     /*
      * Keeps what it needs of `weights`: the struct and its arrays of experts and indices live as long as the
-     * layer (megamoe.c owns them). weights_on_device: codes, scales, biases and router are device pointers.
-     * Sizes all scratch for max_tokens. progress may be NULL.
+     * layer (megamoe.c owns them). weights_on_device: codes, scales, biases and the router's weight may be device
+     * pointers. Sizes all scratch for max_tokens. progress may be NULL.
      */
     megamoe_status (*layer_create)(mm_backend_state *state, const mm_layer_weights *weights, bool weights_on_device,
                                    const megamoe_layer_options *options, mm_backend_layer **layer);
@@ -52,6 +55,12 @@ typedef struct mm_backend {
     megamoe_status (*run)(mm_backend_layer *layer, const megamoe_batch *batch, const megamoe_stages *given,
                           const megamoe_stages *stages, uint32_t *written, void *stream);
     megamoe_status (*counters)(mm_backend_layer *layer, megamoe_counters *counters, uint64_t *tokens_per_expert);
+
+    /* One step, with the batch's routing; partials: where L2 leaves its rows, NULL in other steps. And what the steps
+     * read. Both NULL: this backend has no such kernels; a layer that does not run on them is UNSUPPORTED_DEVICE. */
+    megamoe_status (*step)(mm_backend_layer *layer, mm_step step, const megamoe_batch *batch,
+                           const megamoe_tensor *partials, void *stream);
+    megamoe_status (*step_weights)(const mm_backend_layer *layer, megamoe_mega_moe_weights *weights);
 
     /* Single stages; shapes and dtypes are checked, tensors are contiguous. NULL: this backend has none. */
     megamoe_status (*quantize)(mm_backend_state *state, const megamoe_tensor *values, const float *global,
