@@ -192,6 +192,7 @@ megamoe_status mm_layer_from_checkpoint(const mm_backend *backend, const megamoe
     w->expert_count = source->expert_count;
     w->shared = source->shared;
     w->router = source->router;
+    w->strict = source->strict;
     scales s = {source->input_scales, source->intermediate_scales, source->present_first, source->present_count};
     return finish(backend, options, source->expert_first, source->declares_nvfp4_activations, &s, parts);
 }

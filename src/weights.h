@@ -56,6 +56,7 @@ typedef struct mm_layer_weights {
     megamoe_global intermediate_mode; /* nvfp4: STATIC or UNIT */
     float input_global;               /* STATIC: maximum over gate and up of ALL experts of the layer; UNIT: 1 */
     bool routing_weight_before;
+    bool strict;              /* a backend that would have to change a weight's value refuses the layer */
     const mm_expert *experts; /* [expert_count] loaded on this rank */
     uint32_t expert_count;
     const int32_t *local_index; /* [E]: index into experts, or -1 */

@@ -28,7 +28,7 @@ struct megamoe_checkpoint {
     mm_layers layers;
     megamoe_layer_info *infos; /* [layers.count] */
     mm_anomalies *anomalies;   /* has its own lock: loads of a const checkpoint add repairs */
-    bool repair, skip_scan;
+    bool strict, repair, skip_scan;
 };
 
 /* ---- open and close --------------------------------------------------------------------------------------
@@ -75,8 +75,7 @@ static megamoe_status contradictions_refuse(const megamoe_checkpoint *checkpoint
                    anomaly.detail);
 }
 
-static megamoe_status parts_open(const char *path, const megamoe_checkpoint_options *options,
-                                 megamoe_checkpoint *checkpoint) {
+static megamoe_status parts_open(const char *path, megamoe_checkpoint *checkpoint) {
     uint32_t contradictions = 0;
     MM_TRY(mm_tensors_open(path, checkpoint->repair, checkpoint->anomalies, &checkpoint->tensors));
     MM_TRY(config_open(path, checkpoint));
@@ -88,7 +87,7 @@ static megamoe_status parts_open(const char *path, const megamoe_checkpoint_opti
         MM_TRY(mm_layer_examine(&checkpoint->tensors, &checkpoint->config, &checkpoint->declared,
                                 &checkpoint->layers.layers[i], checkpoint->anomalies, &checkpoint->infos[i],
                                 &contradictions));
-    return options && options->strict ? contradictions_refuse(checkpoint, contradictions) : MEGAMOE_OK;
+    return checkpoint->strict ? contradictions_refuse(checkpoint, contradictions) : MEGAMOE_OK;
 }
 
 megamoe_status megamoe_checkpoint_open(const char *path, const megamoe_checkpoint_options *options,
@@ -105,9 +104,10 @@ megamoe_status megamoe_checkpoint_open(const char *path, const megamoe_checkpoin
         free(opened);
         return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory to open %s", path);
     }
+    opened->strict = options && options->strict;
     opened->repair = options && options->repair_nan_scales;
     opened->skip_scan = options && options->skip_scan;
-    status = parts_open(path, options, opened);
+    status = parts_open(path, opened);
     if (status != MEGAMOE_OK) {
         megamoe_checkpoint_close(opened);
         return status;
@@ -426,6 +426,7 @@ megamoe_status mm_checkpoint_read_layer(const megamoe_checkpoint *checkpoint, ui
     filled.owned = reading.owned;
     filled.owned_count = reading.owned_count;
     filled.copied_bytes = reading.copied_bytes;
+    filled.strict = checkpoint->strict;
     if (status == MEGAMOE_OK)
         *source = filled;
     else

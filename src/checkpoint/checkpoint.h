@@ -27,6 +27,7 @@ typedef struct mm_layer_source {
     void **owned; /* copies behind router.bias, router.token_experts, and what the file misaligns */
     uint32_t owned_count;
     uint64_t copied_bytes; /* weights that are copies, because their stacks are transposed; else 0 */
+    bool strict;           /* the checkpoint was opened so */
 } mm_layer_source;
 
 /* Who hears how a load goes; NULL fields are not called. Bytes are those that a load reads: scales and copies. */

@@ -78,7 +78,7 @@ static const option_spec specs[] = {
     {"threads", "N", NUMBER, AT(threads), NULL, "threads of the cpu (default: the cores this process may use)"},
     {"batch-invariant", NULL, FLAG, AT(batch_invariant), NULL, "a token's bits do not depend on the rest of the batch"},
     {"strict", NULL, FLAG, AT(strict), NULL,
-     "contradictions between config.json and the tensors are errors; quantize: so is any loss"},
+     "contradictions between config.json and the tensors are errors; so are values that change because quantize or sm100 makes NVFP4 of them"},
     {"no-strict-routing", NULL, FLAG, AT(lax_routing), NULL,
      "expert ids out of range are skipped and counted, not refused"},
     {"repair-nan-scales", NULL, FLAG, AT(repair_nan_scales), NULL, "read NaN scale bytes as 448, and count them"},
