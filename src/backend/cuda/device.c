@@ -170,6 +170,16 @@ static megamoe_status zero_memory(mm_backend_state *state, void *target, size_t 
     return mm_driver_status(state->driver, result, "zeroing GPU memory");
 }
 
+/* The caller's, which may be host memory: weights that lie there are copied. */
+static megamoe_status read_callers(mm_backend_state *state, void *host, const void *source, size_t bytes) {
+    MM_TRY(mm_cuda_enter(state));
+    bool in_host = mm_cuda_is_host(state, source);
+    mm_cuda_leave(state);
+    if (!in_host) return read_memory(state, host, source, bytes);
+    memcpy(host, source, bytes);
+    return MEGAMOE_OK;
+}
+
 /* ---- memory and launches -------------------------------------------------------------------------------- */
 
 megamoe_status mm_block_create(mm_backend_state *state, uint64_t bytes, const char *what, mm_block **chain,
@@ -358,7 +368,7 @@ static megamoe_status counters(mm_backend_layer *layer, megamoe_counters *counte
 }
 
 #define MM_CUDA_TABLE                                                                                                  \
-    .close = close_device, .describe = describe, .measure = measure, .read = read_memory, .zero = zero_memory,         \
+    .close = close_device, .describe = describe, .measure = measure, .read = read_callers, .zero = zero_memory,        \
     .layer_create = mm_cuda_layer_create, .layer_close = mm_cuda_layer_close, .route = mm_cuda_route,                  \
     .run = mm_cuda_run, .counters = counters, .quantize = mm_cuda_quantize, .dequantize = mm_cuda_dequantize,          \
     .grouped_gemm = mm_cuda_grouped_gemm

@@ -397,6 +397,7 @@ megamoe_status mm_cuda_layer_create(mm_backend_state *state, const mm_layer_weig
     layer->shared_pitch = weights->shared ? mm_round_up(weights->shared->up.rows, MM_CUDA_GROUP) : 0;
     megamoe_status status = mm_cuda_enter(state);
     if (status == MEGAMOE_OK) {
+        weights_on_device = weights_on_device && mm_cuda_weights_on_device(state, weights);
         status = create(layer, weights_on_device, options);
         mm_cuda_leave(state);
     }

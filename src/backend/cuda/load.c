@@ -195,7 +195,25 @@ static megamoe_status uploader_open(uploader *up) {
     return MEGAMOE_OK;
 }
 
-static void borrow_all(mm_backend_layer *layer, mm_cuda_expert *experts) {
+bool mm_cuda_weights_on_device(const mm_backend_state *state, const mm_layer_weights *weights) {
+    return weights->experts && !mm_cuda_is_host(state, weights->experts[0].up.codes);
+}
+
+/* The router's tables, which are in host memory whoever holds the weights. */
+static megamoe_status table_upload(mm_backend_layer *layer, const void *table, uint64_t bytes, void *address) {
+    const mm_driver *driver = layer->state->driver;
+    void *base = NULL;
+    if (table) {
+        MM_TRY(mm_block_create(layer->state, bytes, "router tables", &layer->blocks, &base));
+        CUresult result = driver->copy_to_device((CUdeviceptr)(uintptr_t)base, table, bytes, layer->state->stream);
+        if (result == CUDA_SUCCESS) result = driver->stream_wait(layer->state->stream);
+        MM_TRY(mm_driver_status(driver, result, "copying router tables to the GPU"));
+    }
+    memcpy(address, &base, sizeof base);
+    return MEGAMOE_OK;
+}
+
+static megamoe_status borrow_all(mm_backend_layer *layer, mm_cuda_expert *experts) {
     const mm_layer_weights *w = layer->weights;
     for (uint32_t i = 0; i < w->expert_count + (w->shared ? 1u : 0u); i++) {
         const mm_expert *e = i < w->expert_count ? &w->experts[i] : w->shared;
@@ -204,8 +222,9 @@ static void borrow_all(mm_backend_layer *layer, mm_cuda_expert *experts) {
         experts[i].down = mm_cuda_matrix_borrow(&e->down);
     }
     memcpy(&layer->router_weight, &w->router.weight, sizeof layer->router_weight);
-    memcpy(&layer->router_bias, &w->router.bias, sizeof layer->router_bias);
-    memcpy(&layer->token_experts, &w->router.token_experts, sizeof layer->token_experts);
+    MM_TRY(table_upload(layer, w->router.bias, w->shape.expert_count * 4ull, &layer->router_bias));
+    return table_upload(layer, w->router.token_experts, w->router.vocabulary * 4ull * w->shape.experts_per_token,
+                        &layer->token_experts);
 }
 
 /* The global scale of an expert's intermediate, which the down projection's results carry. */
@@ -222,10 +241,7 @@ megamoe_status mm_cuda_weights_load(mm_backend_layer *layer, bool on_device, con
     uploader count = {0}, up = {.state = layer->state, .options = options};
     for (uint32_t i = 0; i < w->expert_count; i++) experts[i].h_global = intermediate_global(w, &w->experts[i]);
     if (w->shared) experts[w->expert_count].h_global = intermediate_global(w, w->shared);
-    if (on_device) {
-        borrow_all(layer, experts);
-        return MEGAMOE_OK;
-    }
+    if (on_device) return borrow_all(layer, experts);
     MM_TRY(upload_all(&count, layer, experts));
     if (count.done == 0) return MEGAMOE_OK;
     void *base;

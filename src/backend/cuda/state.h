@@ -94,6 +94,8 @@ void mm_blocks_free(mm_backend_state *state, mm_block **chain);
 /* load.c */
 megamoe_status mm_cuda_weights_load(mm_backend_layer *layer, bool on_device, const megamoe_layer_options *options,
                                     mm_cuda_expert *experts /* [expert_count + 1]: host copies, the shared one last */);
+/* Of weights that the caller holds: whether they can be used where they lie, or have to be brought to the device. */
+bool mm_cuda_weights_on_device(const mm_backend_state *state, const mm_layer_weights *weights);
 mm_cuda_matrix mm_cuda_matrix_borrow(const mm_matrix *matrix);
 /* layer.c */
 mm_kernel mm_cuda_portable_tile(bool l1, uint32_t format);
