@@ -12,6 +12,7 @@
 #include "backend/sm100/gpu.h"
 #include "backend/sm100/self_check.h"
 #include "backend/sm100/stages.h"
+#include "backend/sm100/steps.h"
 #include "error.h"
 
 #define TIMEOUT_NS 2000000000ull /* of one wait inside a kernel; a tile takes microseconds */
@@ -164,9 +165,9 @@ static void layer_close(mm_backend_layer *layer) {
     free(l);
 }
 
-static bool runs_here(const struct sm100_device *d, const mm_layer_weights *w, bool on_device) {
+static bool runs_here(const struct sm100_device *d, const mm_layer_weights *w) {
     bool fp4 = w->expert_count > 0 && (w->experts[0].up.format == MM_NVFP4 || w->experts[0].up.format == MM_MXFP4);
-    return d->trusted && fp4 && !on_device && w->activations == MEGAMOE_ACTIVATIONS_NVFP4;
+    return d->trusted && fp4 && w->activations == MEGAMOE_ACTIVATIONS_NVFP4;
 }
 
 static struct mm_mega_moe_shape shape_of(const struct sm100_layer *l) {
@@ -185,33 +186,32 @@ static struct mm_mega_moe_shape shape_of(const struct sm100_layer *l) {
     return shape;
 }
 
-static megamoe_status open_moe(struct sm100_layer *l) {
+static megamoe_status open_moe(struct sm100_layer *l, bool on_device) {
     const mm_layer_weights *w = l->weights;
     const struct sm100_machine *machine = &l->device->machine;
     struct mm_mega_moe_shape shape = shape_of(l);
     struct mm_mega_moe_weights weights;
     struct mm_mega_moe_loss loss;
-    MM_TRY(mm_transform_nvfp4_weights_for_mega_moe(machine, w->experts, w->expert_count,
-                                                   w->intermediate_mode == MEGAMOE_GLOBAL_STATIC, &weights, &loss));
+    MM_TRY(mm_transform_nvfp4_weights_for_mega_moe(machine, w, on_device, &weights, &loss));
     if (loss.values)
         warn(l->device,
              "%llu MXFP4 values are too small beside others of their matrix for NVFP4 and were rounded; the "
-             "first are in loaded expert %u",
-             (unsigned long long)loss.values, loss.expert);
+             "first are in expert %u, %s",
+             (unsigned long long)loss.values, loss.expert, loss.matrix);
     megamoe_status status = mm_mega_moe_open(machine, &shape, &weights, w->local_index, &l->moe);
     if (status != MEGAMOE_OK) mm_mega_moe_weights_free(machine, &weights);
     return status;
 }
 
 /* What stays with the portable kernels when the routed experts run here. */
-static megamoe_status keep_others(struct sm100_layer *l) {
+static megamoe_status keep_others(struct sm100_layer *l, bool on_device) {
     uint32_t experts = l->weights->shape.expert_count;
     l->none_local = malloc(experts * sizeof *l->none_local);
     if (!l->none_local) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for %u experts", experts);
     for (uint32_t i = 0; i < experts; i++) l->none_local[i] = -1;
     l->others.expert_count = 0;
     l->others.local_index = l->none_local;
-    return open_moe(l);
+    return open_moe(l, on_device);
 }
 
 static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weights *weights, bool on_device,
@@ -222,7 +222,8 @@ static megamoe_status layer_create(mm_backend_state *state, const mm_layer_weigh
     l->weights = weights;
     l->others = *weights;
     megamoe_status status = MEGAMOE_OK;
-    if (runs_here(l->device, weights, on_device)) status = keep_others(l);
+    on_device = on_device && mm_cuda_weights_on_device(l->device->portable, weights);
+    if (runs_here(l->device, weights)) status = keep_others(l, on_device);
     if (status == MEGAMOE_OK)
         status =
             mm_backend_cuda_portable.layer_create(l->device->portable, &l->others, on_device, options, &l->portable);
@@ -307,6 +308,45 @@ static megamoe_status counters(mm_backend_layer *layer, megamoe_counters *out, u
                        l->weights->shape.expert_count * sizeof *tokens_per_expert);
 }
 
+/* ---- steps ---- */
+
+static megamoe_status need_moe(const struct sm100_layer *l) {
+    const mm_layer_weights *w = l->weights;
+    if (l->moe) return MEGAMOE_OK;
+    if (!l->device->trusted)
+        return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE, "the mega-MoE kernels failed their self-check on this GPU");
+    return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE,
+                   "the mega-MoE kernels take nvfp4 or mxfp4 experts with nvfp4 activations, and this layer has %s "
+                   "experts with %s activations",
+                   w->expert_count ? mm_format_name(w->experts[0].up.format) : "no",
+                   w->activations == MEGAMOE_ACTIVATIONS_NVFP4 ? "nvfp4" : "bf16");
+}
+
+static megamoe_status step(mm_backend_layer *layer, mm_step which, const megamoe_batch *batch,
+                           const megamoe_tensor *partials, void *stream) {
+    const struct sm100_layer *l = layer_of(layer);
+    const mm_backend_state *portable = l->device->portable;
+    struct mm_mega_moe_batch b = {.token_count = batch->token_count,
+                                  .hidden = batch->hidden,
+                                  .hidden_f32 = batch->hidden_dtype == MEGAMOE_F32,
+                                  .output = batch->output,
+                                  .expert_ids = batch->expert_ids,
+                                  .expert_weights = batch->expert_weights};
+    MM_TRY(need_moe(l));
+    if (mm_cuda_is_host(portable, batch->hidden) || mm_cuda_is_host(portable, batch->expert_ids) ||
+        (partials && mm_cuda_is_host(portable, partials->data)))
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT,
+                       "a step takes device memory; megamoe_layer_run takes batches in host memory, too");
+    return mm_sm100_step(l->moe, which, &b, partials, stream);
+}
+
+static megamoe_status step_weights(const mm_backend_layer *layer, megamoe_mega_moe_weights *weights) {
+    const struct sm100_layer *l = layer_of(layer);
+    MM_TRY(need_moe(l));
+    mm_sm100_weights_describe(&l->moe->weights, weights);
+    return MEGAMOE_OK;
+}
+
 const mm_backend mm_backend_sm100 = {
     .name = "sm100",
     .id = MEGAMOE_SM100,
@@ -323,4 +363,6 @@ const mm_backend mm_backend_sm100 = {
     .route = route,
     .run = run,
     .counters = counters,
+    .step = step,
+    .step_weights = step_weights,
 };

@@ -2,16 +2,24 @@
 #include "backend/sm100/gemm.h"
 #include "error.h"
 
-static megamoe_status map_codes(const struct sm100_machine *machine, const uint8_t *codes, uint32_t columns,
-                                uint32_t rows, uint32_t groups, uint32_t box_rows, struct sm100_tensor_map *encoded) {
-    uint64_t row_bytes = sm100_code_row_bytes(columns);
-    struct sm100_map map = {codes,
-                            1,
-                            groups ? 3 : 2,
-                            {columns / 2, rows, groups},
-                            {row_bytes, rows * row_bytes},
-                            {SM100_STAGE_BYTES_K, box_rows, 1},
-                            true};
+/* Rows of codes, one after another. */
+static struct sm100_map code_rows(const uint8_t *codes, uint32_t columns, uint32_t rows, uint32_t box_rows) {
+    return (struct sm100_map){.base = codes,
+                              .element_bytes = 1,
+                              .rank = 2,
+                              .dims = {columns / 2, rows},
+                              .strides = {sm100_code_row_bytes(columns)},
+                              .box = {SM100_STAGE_BYTES_K, box_rows, 1},
+                              .swizzled = true};
+}
+
+static megamoe_status map_weights(const struct sm100_machine *machine, const struct sm100_weights *w,
+                                  struct sm100_tensor_map *encoded) {
+    struct sm100_map map = code_rows(w->codes, w->columns, w->rows, SM100_M);
+    map.rank = 3;
+    map.dims[2] = w->groups;
+    if (w->lent) map.strides[0] = w->lent_row_bytes;
+    map.strides[1] = w->lent ? w->lent_group_bytes : w->rows * map.strides[0];
     return machine->map(machine->context, &map, encoded);
 }
 
@@ -33,12 +41,13 @@ megamoe_status mm_sm100_gemm_prepare(const struct sm100_machine *machine, enum s
     for (uint32_t i = 0; i < t->matrices; i++) {
         const struct sm100_weights *w = weights[i];
         uint64_t weight_blocks = (uint64_t)w->groups * sm100_stripes(w->rows) * blocks;
-        MM_TRY(map_codes(machine, w->codes, w->columns, w->rows, w->groups, SM100_M, &args->weights[i]));
+        MM_TRY(map_weights(machine, w, &args->weights[i]));
         MM_TRY(map_scales(machine, w->scales, weight_blocks, &args->weight_scales[i]));
         args->weight_globals[i] = w->globals;
         args->biases[i] = w->biases;
     }
-    MM_TRY(map_codes(machine, tokens->codes, tokens->columns, tokens->rows_max, 0, t->token_box, &args->tokens));
+    struct sm100_map rows = code_rows(tokens->codes, tokens->columns, tokens->rows_max, t->token_box);
+    MM_TRY(machine->map(machine->context, &rows, &args->tokens));
     MM_TRY(map_scales(machine, tokens->scales, (uint64_t)tokens->stripes_max * blocks, &args->token_scales));
     args->ends = ends;
     args->group_count = weights[0]->groups;

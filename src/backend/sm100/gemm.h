@@ -11,11 +11,13 @@
 
 /* One projection of all experts (groups), in device memory, as operands.h writes it. */
 struct sm100_weights {
-    uint8_t *codes;  /* [groups, rows, sm100_code_row_bytes(columns)] */
+    uint8_t *codes;  /* [groups, rows, sm100_code_row_bytes(columns)], unless lent */
     uint8_t *scales; /* [groups, sm100_scale_bytes(rows, columns)] */
     float *globals;  /* [groups] */
     float *biases;   /* [groups, rows], or NULL */
     uint32_t groups, rows, columns;
+    bool lent; /* the codes are the caller's, at these pitches, multiples of SM100_CODE_ALIGNMENT */
+    uint64_t lent_row_bytes, lent_group_bytes;
 };
 
 /* Token rows sorted by group, in device memory. */

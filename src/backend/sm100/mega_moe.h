@@ -21,9 +21,11 @@ struct mm_mega_moe_weights {
     float *h_globals; /* [G] of the quantized intermediate: each expert's own, or 1 */
 };
 
+/* MXFP4 only: values that NVFP4 could not hold. */
 struct mm_mega_moe_loss {
-    uint64_t values; /* MXFP4 only: values that NVFP4 could not hold */
-    uint32_t expert; /* the first expert with such values */
+    uint64_t values;
+    uint32_t expert;    /* of the model, the first with such values */
+    const char *matrix; /* its first with such values: "gate", "up" or "down" */
 };
 
 /* What is fixed for the life of a layer. */
@@ -80,13 +82,14 @@ extern "C" {
 #endif
 
 /*
- * transform_nvfp4_weights_for_mega_moe: experts as they lie in host memory to the operands of the kernels in
- * device memory: codes, scales in MMA layout, and the fp32 globals (the "alphas") of gate, up and down, not
- * folded into anything. Transient memory: one matrix. static_intermediate: h_globals from the experts,
- * else 1. A loss is for the caller to report or refuse. On failure nothing stays allocated.
+ * transform_nvfp4_weights_for_mega_moe: the layer's experts, in host memory or (on_device) in device memory, to the
+ * operands of the kernels in device memory: codes, scales in MMA layout, and the fp32 globals (the "alphas") of
+ * gate, up and down, not folded into anything. NVFP4 codes that lie in device memory at 16-byte pitches are used
+ * there; everything else is copied. Transient host memory: one matrix. A loss is for the caller to report; if the
+ * layer is strict, it is UNSUPPORTED_MODEL. On failure nothing stays allocated.
  */
-megamoe_status mm_transform_nvfp4_weights_for_mega_moe(const struct sm100_machine *machine, const mm_expert *experts,
-                                                       uint32_t expert_count, bool static_intermediate,
+megamoe_status mm_transform_nvfp4_weights_for_mega_moe(const struct sm100_machine *machine,
+                                                       const mm_layer_weights *layer, bool on_device,
                                                        struct mm_mega_moe_weights *weights,
                                                        struct mm_mega_moe_loss *loss);
 void mm_mega_moe_weights_free(const struct sm100_machine *machine, struct mm_mega_moe_weights *weights);

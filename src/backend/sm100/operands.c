@@ -101,7 +101,7 @@ megamoe_status mm_sm100_matrix_write(const mm_matrix *matrix, uint8_t *codes, ui
         return mm_fail(MEGAMOE_UNSUPPORTED_MODEL,
                        "a matrix has %u columns, not a multiple of the %u that share a scale", matrix->columns, block);
     *loss = (struct sm100_loss){0};
-    write_codes(matrix, codes);
+    if (codes) write_codes(matrix, codes);
     memset(scales, 0, sm100_scale_bytes(matrix->rows, matrix->columns));
     if (matrix->format == MM_NVFP4) {
         write_nvfp4_scales(matrix, scales);

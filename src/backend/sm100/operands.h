@@ -20,7 +20,8 @@ extern "C" {
 
 /*
  * Writes one expert's matrix: codes [rows, sm100_code_row_bytes(columns)], scales [sm100_scale_bytes(rows,
- * columns)], both with their padding, and the global scale. NVFP4 is moved as it is. MXFP4 becomes two E4M3
+ * columns)], both with their padding, and the global scale. NVFP4 is moved as it is; codes NULL: they are used where
+ * they lie, and not written. MXFP4 becomes two E4M3
  * scales per 32 and a power of two; where its exponents span too much, the smallest values are rounded to the
  * nearest that there is, and `loss` says how many changed. Fails, naming formats and sizes, if the matrix is
  * neither or the columns are not a multiple of its block.

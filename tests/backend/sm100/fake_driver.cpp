@@ -7,8 +7,10 @@
 #include <string.h>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "backend/sm100/arguments.h"
+#include "fake_capture.h"
 #include "model_machine.h"
 #include "sm100_model.h"
 
@@ -31,6 +33,57 @@ static bool fault(const char *name) {
 static int capability(void) {
     const char *wanted = getenv("FAKE_CAPABILITY");
     return wanted ? atoi(wanted) : 100;
+}
+
+// ---- capture: launches on one stream are kept instead of run, and replayed as often as the test likes. ----
+
+// The arguments of any kernel, as a graph node copies them when it is captured.
+struct kept_launch {
+    struct sm100_launch launch;
+    alignas(64) unsigned char args[2048];
+};
+
+static CUstream capturing; // NULL: no capture
+static const char *broken; // the first call that a capture does not allow
+static std::vector<kept_launch> graph;
+
+// Calls that allocate, wait or touch host memory have no place in a run that a graph holds.
+static bool forbidden(const char *call) {
+    if (capturing && !broken) broken = call;
+    return capturing != NULL;
+}
+
+static size_t args_bytes(int kernel) {
+    return kernel == SM100_KERNEL_PLAN      ? sizeof(struct sm100_plan_args)
+           : kernel == SM100_KERNEL_STAGE   ? sizeof(struct sm100_stage_args)
+           : kernel == SM100_KERNEL_COMBINE ? sizeof(struct sm100_combine_args)
+                                            : sizeof(struct sm100_gemm_args);
+}
+static_assert(sizeof(struct sm100_gemm_args) <= sizeof(kept_launch::args), "room for the largest arguments");
+
+static void keep(const struct sm100_launch &launch) {
+    graph.push_back({launch, {}});
+    memcpy(graph.back().args, launch.args, args_bytes(launch.kernel));
+}
+
+void fake_capture_begin(void *stream_captured) {
+    capturing = (CUstream)stream_captured;
+    broken = NULL;
+    graph.clear();
+}
+
+const char *fake_capture_end(unsigned *launches) {
+    capturing = NULL;
+    *launches = (unsigned)graph.size();
+    return broken;
+}
+
+int fake_replay(void) {
+    for (kept_launch &node : graph) {
+        node.launch.args = node.args;
+        if (machine.launch(machine.context, &node.launch, NULL) != MEGAMOE_OK) return 0;
+    }
+    return 1;
 }
 
 extern "C" {
@@ -74,6 +127,7 @@ CUresult cuCtxPopCurrent(CUcontext *out) {
     return *out = (CUcontext)&context, CUDA_SUCCESS;
 }
 CUresult cuCtxSynchronize(void) {
+    if (forbidden("cuCtxSynchronize")) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return CUDA_SUCCESS;
 }
 
@@ -99,6 +153,8 @@ CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int value) {
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments, void **) {
     const long number = (char *)function - functions - 1;
+    if (capturing && config->hStream != capturing && forbidden("a launch on another stream"))
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (number < 0) return CUDA_SUCCESS;
     if (fault("launch")) return CUDA_ERROR_ILLEGAL_INSTRUCTION;
     uint32_t cluster = 1;
@@ -106,6 +162,10 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) cluster = config->attrs[i].value.clusterDim.x;
     const struct sm100_launch launch = {(enum sm100_kernel)number, config->gridDimX, cluster, config->blockDimX,
                                         config->sharedMemBytes,    arguments[0],     0};
+    if (capturing) {
+        keep(launch);
+        return CUDA_SUCCESS;
+    }
     if (machine.launch(machine.context, &launch, NULL) != MEGAMOE_OK) return CUDA_ERROR_LAUNCH_FAILED;
     if (fault("flip") && number == SM100_KERNEL_L2_LARGE)
         ((uint32_t *)((const struct sm100_gemm_args *)arguments[0])->output)[7] ^= 0x100;
@@ -113,17 +173,20 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
 }
 
 CUresult cuMemAlloc(CUdeviceptr *memory, size_t bytes) {
+    if (forbidden("cuMemAlloc")) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     *memory =
         (CUdeviceptr)(uintptr_t)sm100_model_memory_alloc((bytes + 15) / 16 * 16, "device", SM100_MODEL_READ_WRITE);
     allocations[(uintptr_t)*memory] = bytes;
     return CUDA_SUCCESS;
 }
 CUresult cuMemFree(CUdeviceptr memory) {
+    if (forbidden("cuMemFree")) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     allocations.erase((uintptr_t)memory);
     sm100_model_memory_free((void *)(uintptr_t)memory);
     return CUDA_SUCCESS;
 }
 CUresult cuMemHostAlloc(void **memory, size_t bytes, unsigned) {
+    if (forbidden("cuMemHostAlloc")) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return (*memory = malloc(bytes)) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 CUresult cuMemFreeHost(void *memory) {
@@ -139,9 +202,11 @@ static CUresult copy(void *target, const void *source, size_t bytes) {
     return memmove(target, source, bytes), CUDA_SUCCESS;
 }
 CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream) {
+    if (forbidden("cuMemcpyHtoDAsync")) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return copy((void *)(uintptr_t)to, from, bytes);
 }
 CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream) {
+    if (forbidden("cuMemcpyDtoHAsync")) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return copy(to, (const void *)(uintptr_t)from, bytes);
 }
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream) {
@@ -157,6 +222,7 @@ CUresult cuStreamDestroy(CUstream) {
     return CUDA_SUCCESS;
 }
 CUresult cuStreamSynchronize(CUstream) {
+    if (forbidden("cuStreamSynchronize")) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return CUDA_SUCCESS;
 }
 CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned) {
@@ -172,6 +238,7 @@ CUresult cuEventRecord(CUevent, CUstream) {
     return CUDA_SUCCESS;
 }
 CUresult cuEventSynchronize(CUevent) {
+    if (forbidden("cuEventSynchronize")) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return CUDA_SUCCESS;
 }
 // cuda.h may map this name to a newer one; the library asks for the name it was compiled with.

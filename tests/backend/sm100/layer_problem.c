@@ -98,7 +98,12 @@ void layer_open(struct layer_problem *p, const struct layer_problem_options *opt
                                       .timeout_ns = 1000000000};
     struct mm_mega_moe_weights weights;
     struct mm_mega_moe_loss loss;
-    if (mm_transform_nvfp4_weights_for_mega_moe(&p->machine, p->loaded, count, true, &weights, &loss) ||
+    mm_layer_weights layer = {.shape = {.expert_count = options->experts},
+                              .intermediate_mode = MEGAMOE_GLOBAL_STATIC,
+                              .experts = p->loaded,
+                              .expert_count = count,
+                              .local_index = local_index};
+    if (mm_transform_nvfp4_weights_for_mega_moe(&p->machine, &layer, false, &weights, &loss) ||
         mm_mega_moe_open(&p->machine, &shape, &weights, local_index, &p->moe))
         fail_msg("%s", megamoe_error_message());
 }

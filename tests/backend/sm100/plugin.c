@@ -12,6 +12,7 @@
 
 #include "backend/plugin.h"
 #include "backend/sm100/stages.h"
+#include "backend/sm100/steps.h"
 #include "error.h"
 #include "model_machine.h"
 
@@ -130,8 +131,7 @@ static megamoe_status open_moe(mm_backend_layer *layer) {
     struct mm_mega_moe_loss loss;
     if (w->input_mode == MEGAMOE_GLOBAL_STATIC) shape.input_global = w->input_global;
     if (w->input_mode == MEGAMOE_GLOBAL_UNIT) shape.input_global = 1.0f;
-    MM_TRY(mm_transform_nvfp4_weights_for_mega_moe(&layer->device->machine, w->experts, w->expert_count,
-                                                   w->intermediate_mode == MEGAMOE_GLOBAL_STATIC, &weights, &loss));
+    MM_TRY(mm_transform_nvfp4_weights_for_mega_moe(&layer->device->machine, w, false, &weights, &loss));
     megamoe_status status = mm_mega_moe_open(&layer->device->machine, &shape, &weights, w->local_index, &layer->moe);
     if (status != MEGAMOE_OK) mm_mega_moe_weights_free(&layer->device->machine, &weights);
     return status;
@@ -195,16 +195,17 @@ static megamoe_status run_others(struct run *r, uint32_t *written) {
     return mm_backend_reference.run(r->layer->reference, &batch, NULL, &out, written, NULL);
 }
 
-static void upload(struct run *r) {
+static void upload(struct run *r, const int32_t *ids, const float *weights) {
     const megamoe_shape *shape = &r->layer->weights->shape;
     size_t tokens = r->batch->token_count, pairs = tokens * shape->experts_per_token, values = tokens * shape->hidden;
     struct mm_mega_moe_batch *d = &r->device;
     d->token_count = r->batch->token_count;
     d->hidden_f32 = r->batch->hidden_dtype == MEGAMOE_F32;
     d->hidden = model_copy_of(r, r->batch->hidden, values * (d->hidden_f32 ? 4 : 2), "hidden");
-    d->expert_ids = model_copy_of(r, r->ids, pairs * sizeof *r->ids, "expert ids");
-    d->expert_weights = model_copy_of(r, r->weights, pairs * sizeof *r->weights, "expert weights");
-    if (r->layer->weights->shared) d->shared = model_copy_of(r, r->shared, values * sizeof *r->shared, "shared");
+    d->expert_ids = model_copy_of(r, ids, pairs * sizeof *ids, "expert ids");
+    d->expert_weights = model_copy_of(r, weights, pairs * sizeof *weights, "expert weights");
+    if (r->shared && r->layer->weights->shared)
+        d->shared = model_copy_of(r, r->shared, values * sizeof *r->shared, "shared");
     d->output = model_copy_of(r, NULL, values * sizeof *d->output, "output");
 }
 
@@ -223,7 +224,7 @@ static megamoe_status run_kernels(struct run *r, uint32_t *written) {
     struct mm_mega_moe *moe = r->layer->moe;
     const megamoe_stages *s = r->stages;
     size_t pairs = (size_t)r->batch->token_count * moe->shape.slots;
-    upload(r);
+    upload(r, r->ids, r->weights);
     MM_TRY(mm_sm100_stages_open(moe, &r->device));
     MM_TRY(mm_nvfp4_mega_moe_full(moe, &r->device, NULL));
     MM_TRY(mm_mega_moe_check(moe));
@@ -272,6 +273,32 @@ static megamoe_status counters(mm_backend_layer *layer, megamoe_counters *out, u
     return MEGAMOE_OK;
 }
 
+/* One step. Its memory is the caller's, as on the CPU, and so is brought to the model and back. */
+static megamoe_status step(mm_backend_layer *layer, mm_step which, const megamoe_batch *batch,
+                           const megamoe_tensor *partials, void *stream) {
+    struct mm_mega_moe *moe = layer->moe;
+    struct sm100_machine *m = &layer->device->machine;
+    struct run r = {.layer = layer, .batch = batch};
+    size_t pairs = (size_t)batch->token_count * moe->shape.slots,
+           values = (size_t)batch->token_count * moe->shape.hidden;
+    megamoe_tensor rows = partials ? *partials : (megamoe_tensor){0};
+    size_t bytes = partials ? pairs * moe->shape.hidden * (partials->dtype == MEGAMOE_F32 ? 4 : 2) : 0;
+    upload(&r, batch->expert_ids, batch->expert_weights);
+    rows.data = model_copy_of(&r, rows.data, bytes, "partials");
+    megamoe_status status = mm_sm100_step(moe, which, &r.device, &rows, stream);
+    if (status == MEGAMOE_OK) status = mm_mega_moe_check(moe);
+    if (status == MEGAMOE_OK && partials) memcpy(partials->data, rows.data, bytes);
+    if (status == MEGAMOE_OK && which == MM_STEP_FULL) memcpy(batch->output, r.device.output, values * 2);
+    m->release(m->context, rows.data);
+    run_free(&r);
+    return status;
+}
+
+static megamoe_status step_weights(const mm_backend_layer *layer, megamoe_mega_moe_weights *weights) {
+    mm_sm100_weights_describe(&layer->moe->weights, weights);
+    return MEGAMOE_OK;
+}
+
 static const mm_backend backend = {
     .name = "sm100-model",
     .id = MEGAMOE_SM100_ON_MODEL,
@@ -286,6 +313,8 @@ static const mm_backend backend = {
     .route = route,
     .run = run,
     .counters = counters,
+    .step = step,
+    .step_weights = step_weights,
 };
 
 __attribute__((visibility("default"))) const mm_backend *megamoe_plugin(const mm_plugin_host *lender);

@@ -326,6 +326,7 @@ static void losses_are_reported(void **state) {
     mm_expert experts[EXPERTS] = {0};
     struct mm_mega_moe_weights weights;
     struct mm_mega_moe_loss loss, once;
+    int32_t local_index[EXPERTS];
     (void)state;
     memset(codes, 0x11, sizeof codes); /* 0.5 */
     for (uint32_t i = 0; i < sizeof scales[0]; i++) {
@@ -344,15 +345,25 @@ static void losses_are_reported(void **state) {
                                   .format = MM_MXFP4,
                                   .global = 1.0f};
     }
-    assert_int_equal(mm_transform_nvfp4_weights_for_mega_moe(&machine, experts, 2, false, &weights, &once), MEGAMOE_OK);
+    mm_layer_weights layer = {.shape = {.expert_count = EXPERTS},
+                              .intermediate_mode = MEGAMOE_GLOBAL_UNIT,
+                              .experts = experts,
+                              .expert_count = 2,
+                              .local_index = local_index};
+    for (uint32_t e = 0; e < EXPERTS; e++) local_index[e] = (int32_t)e;
+    assert_int_equal(mm_transform_nvfp4_weights_for_mega_moe(&machine, &layer, false, &weights, &once), MEGAMOE_OK);
     mm_mega_moe_weights_free(&machine, &weights);
-    assert_int_equal(mm_transform_nvfp4_weights_for_mega_moe(&machine, experts, EXPERTS, false, &weights, &loss),
-                     MEGAMOE_OK);
+    layer.expert_count = EXPERTS;
+    assert_int_equal(mm_transform_nvfp4_weights_for_mega_moe(&machine, &layer, false, &weights, &loss), MEGAMOE_OK);
     for (uint32_t e = 0; e < EXPERTS; e++) assert_true(weights.h_globals[e] == 1.0f);
     mm_mega_moe_weights_free(&machine, &weights);
     assert_int_equal(once.values, 3 * 32);
     assert_int_equal(loss.values, 2 * 3 * 32);
     assert_int_equal(loss.expert, 1);
+    assert_string_equal(loss.matrix, "gate");
+    layer.strict = true;
+    assert_int_equal(mm_transform_nvfp4_weights_for_mega_moe(&machine, &layer, false, &weights, &loss),
+                     MEGAMOE_UNSUPPORTED_MODEL);
 }
 
 /* Last, because it looks at what the tests before it did. */
