@@ -108,8 +108,8 @@ static megamoe_status prepare(struct mm_mega_moe *moe, const int32_t *local_inde
     MM_TRY(clear(moe, moe->scratch.counts, sizeof *moe->scratch.counts));
     MM_TRY(clear(moe, moe->scratch.expert_tokens, moe->shape.expert_count * sizeof(uint64_t)));
     MM_TRY(clear(moe, moe->scratch.record, sizeof *moe->scratch.record));
-    /* Rows that pad a tile take whatever scales stand there: harmless, as long as it is a scale. Nothing but
-     * scales is ever written, so zeros at the start are enough. */
+    /* Rows that pad a tile take whatever scales stand there: harmless, NaN included, as long as they are scales, of
+     * which none has its highest bit set. Nothing but scales is ever written, so zeros at the start are enough. */
     MM_TRY(clear(moe, moe->scratch.x_scales, scale_bytes(moe, moe->shape.hidden)));
     MM_TRY(clear(moe, moe->scratch.h_scales, scale_bytes(moe, moe->shape.intermediate)));
     MM_TRY(prepare_l1(moe, SM100_L1_SMALL));
