@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench.h"
 #include "bench_weights.h"
 #include "formats.h"
 #include "random.h"
@@ -266,7 +267,7 @@ static json_t *result_json(const measurement *m, const result *r) {
                      cli_json_number(r->of_matrix), "layer_seconds_median", r->layer_median);
 }
 
-static int print_json(const measurement *m) {
+static json_t *report_json(const measurement *m) {
     const megamoe_shape *shape = &m->facts.shape;
     json_t *results = json_array();
     for (unsigned i = 0; i < m->tokens_count; i++) json_array_append_new(results, result_json(m, &m->results[i]));
@@ -279,11 +280,11 @@ static int print_json(const measurement *m) {
     json_t *limits =
         json_pack("{s:o,s:o}", "read_gb_s", m->limits.read_gb_s > 0 ? json_real(m->limits.read_gb_s) : json_null(),
                   "matrix_tflop_s", m->limits.matrix_tflop_s > 0 ? json_real(m->limits.matrix_tflop_s) : json_null());
-    return cli_print_json(json_pack(
-        "{s:s,s:s,s:s,s:i,s:I,s:I,s:o,s:o,s:s,s:o}", "backend", megamoe_device_backend(m->session.device), "isa",
-        megamoe_device_isa(m->session.device), "device", megamoe_device_describe(m->session.device), "threads",
-        (int)megamoe_device_threads(m->session.device), "host_bytes", (json_int_t)host_bytes, "device_bytes",
-        (json_int_t)device_bytes, "shape", about, "limits", limits, "routing", routing_of(m), "results", results));
+    return json_pack("{s:s,s:s,s:s,s:i,s:I,s:I,s:o,s:o,s:s,s:o}", "backend", megamoe_device_backend(m->session.device),
+                     "isa", megamoe_device_isa(m->session.device), "device", megamoe_device_describe(m->session.device),
+                     "threads", (int)megamoe_device_threads(m->session.device), "host_bytes", (json_int_t)host_bytes,
+                     "device_bytes", (json_int_t)device_bytes, "shape", about, "limits", limits, "routing",
+                     routing_of(m), "results", results);
 }
 
 static int print_table(const measurement *m) {
@@ -371,10 +372,8 @@ static int write_csv(const measurement *m, const char *path) {
     return written;
 }
 
-static int run(const cli_options *options) {
+int cli_bench_run(const cli_options *options, json_t **report) {
     measurement m = {.options = options};
-    if (!options->words[0] == !options->shape)
-        return cli_fail("bench takes either a checkpoint or --shape; 'megamoe bench --help' shows examples.");
     cli_progress progress;
     int outcome = set_up(&m);
     cli_progress_start(&progress, "measuring");
@@ -387,7 +386,8 @@ static int run(const cli_options *options) {
     }
     cli_progress_end(&progress);
     if (outcome == CLI_GOOD && options->csv) outcome = write_csv(&m, options->csv);
-    if (outcome == CLI_GOOD) outcome = options->json ? print_json(&m) : print_table(&m);
+    if (outcome == CLI_GOOD && !options->json) outcome = print_table(&m);
+    if (outcome == CLI_GOOD) *report = report_json(&m);
     free(m.expert_ids);
     free(m.no_experts);
     free(m.expert_weights);
@@ -395,6 +395,16 @@ static int run(const cli_options *options) {
     free(m.output);
     cli_session_close(&m.session);
     cli_weights_free(&m.weights);
+    return outcome;
+}
+
+static int run(const cli_options *options) {
+    json_t *report = NULL;
+    if (!options->words[0] == !options->shape)
+        return cli_fail("bench takes either a checkpoint or --shape; 'megamoe bench --help' shows examples.");
+    int outcome = cli_bench_run(options, &report);
+    if (outcome == CLI_GOOD && options->json) return cli_print_json(report);
+    json_decref(report);
     return outcome;
 }
 

@@ -44,8 +44,9 @@ static void make_projection(cli_weights *w, const cli_blocks *blocks, const char
     if (group == 32) return;
     float *global = own(w, experts, sizeof *global), *input = own(w, experts, sizeof *input);
     for (uint32_t i = 0; i < experts; i++) {
-        global[i] = cli_weight_global(spread);
-        input[i] = 60.0f / 2688.0f;
+        /* no two alike: one that is taken for another must show */
+        global[i] = cli_weight_global(spread) * (float)(0.75 + 0.5 * random_unit(random_at(key + 2, i)));
+        input[i] = 60.0f / 2688.0f * (float)(0.9 + 0.2 * random_unit(random_at(key + 3, i)));
     }
     p->global = (megamoe_tensor){.data = global, .dtype = MEGAMOE_F32, .rank = 1, .extent = {e}};
     p->input_global = (megamoe_tensor){.data = input, .dtype = MEGAMOE_F32, .rank = 1, .extent = {e}};

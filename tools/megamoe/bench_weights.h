@@ -1,4 +1,4 @@
-/* Synthetic weights of a named shape in memory, for bench without a checkpoint. */
+/* Synthetic weights of a named shape in memory, for bench without a checkpoint and for selftest. */
 #ifndef CLI_BENCH_WEIGHTS_H
 #define CLI_BENCH_WEIGHTS_H
 

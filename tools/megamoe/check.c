@@ -20,7 +20,15 @@ static uint32_t vocabulary_of(const cli_examination *e) {
     return 0;
 }
 
-static megamoe_status load_layers(cli_examination *e) {
+megamoe_status cli_examined_layer(const cli_examination *e, megamoe_device *device, megamoe_activations activations,
+                                  megamoe_layer **out) {
+    megamoe_layer_options create = cli_layer_options(e->options);
+    if (!e->weights) return cli_load_layer(e->options, device, e->checkpoint, e->layer, activations, out);
+    create.activations = activations;
+    return megamoe_layer_create(device, &e->weights->desc, &create, out);
+}
+
+megamoe_status cli_open_examined(cli_examination *e) {
     megamoe_activations activations = (megamoe_activations)e->options->activations;
     const char *against = e->options->against;
     megamoe_status status = MEGAMOE_OK;
@@ -28,12 +36,12 @@ static megamoe_status load_layers(cli_examination *e) {
     if (against && activations == MEGAMOE_ACTIVATIONS_AUTO && cli_file_has(against, "x_codes"))
         activations = MEGAMOE_ACTIVATIONS_NVFP4;
     if (e->device) {
-        status = cli_load_layer(e->options, e->device, e->checkpoint, e->layer, activations, &e->subject);
+        status = cli_examined_layer(e, e->device, activations, &e->subject);
         if (status != MEGAMOE_OK) return status;
         megamoe_layer_describe(e->subject, &e->facts);
         activations = e->facts.activations; /* AUTO may mean something else to the oracle */
     }
-    status = cli_load_layer(e->options, e->oracle, e->checkpoint, e->layer, activations, &e->reference);
+    status = cli_examined_layer(e, e->oracle, activations, &e->reference);
     if (status == MEGAMOE_OK && !e->device) megamoe_layer_describe(e->reference, &e->facts);
     return status;
 }
@@ -90,33 +98,42 @@ static int decide_routing(cli_examination *e) {
     return CLI_GOOD;
 }
 
+void cli_open_stages(cli_examination *e) {
+    cli_stages_allocate(&e->got, &e->facts, e->token_count, false);
+    cli_stages_allocate(&e->want, &e->facts, e->token_count, true);
+}
+
 static int examine(cli_examination *e) {
     megamoe_shape shape;
     megamoe_status status = megamoe_checkpoint_shape(e->checkpoint, e->layer, &shape);
     if (status != MEGAMOE_OK) return cli_fail_status(status);
     if (!e->options->input) cli_make_input(e, &shape, vocabulary_of(e));
-    status = load_layers(e);
+    status = cli_open_examined(e);
     if (status != MEGAMOE_OK) return cli_fail_status(status);
-    cli_stages_allocate(&e->got, &e->facts, e->token_count, false);
-    cli_stages_allocate(&e->want, &e->facts, e->token_count, true);
+    cli_open_stages(e);
     if (e->device) {
         status = run_router(e);
         if (status != MEGAMOE_OK) return cli_fail_status(status);
     } else if (cli_read_against(e->options->against, &e->facts, e->token_count, &e->got, &e->written) != CLI_GOOD) {
         return CLI_BAD_INPUT;
     }
-    return decide_routing(e) == CLI_GOOD ? cli_judge_layer(e) : CLI_BAD_INPUT;
+    if (decide_routing(e) != CLI_GOOD) return CLI_BAD_INPUT;
+    status = cli_judge_layer(e);
+    return status == MEGAMOE_OK ? CLI_GOOD : cli_fail_status(status);
 }
 
-/* Ready for the next layer: devices, checkpoint and input stay. */
-static void forget_layer(cli_examination *e) {
-    megamoe_layer_close(e->subject);
-    megamoe_layer_close(e->reference);
+void cli_forget_stages(cli_examination *e) {
     cli_stages_free(&e->got);
     cli_stages_free(&e->want);
-    e->subject = e->reference = NULL;
     e->written = e->verdict_count = 0;
     e->unquantized = (cli_verdict){0};
+}
+
+void cli_forget_layer(cli_examination *e) {
+    megamoe_layer_close(e->subject);
+    megamoe_layer_close(e->reference);
+    e->subject = e->reference = NULL;
+    cli_forget_stages(e);
     if (e->input.batch.expert_ids == NULL) { /* those of the layer, not of the input file */
         free(e->input.expert_ids);
         free(e->input.expert_weights);
@@ -137,7 +154,7 @@ static const char *activations_of(const cli_examination *e) {
     return e->facts.activations == MEGAMOE_ACTIVATIONS_NVFP4 ? "nvfp4" : "bf16";
 }
 
-static const cli_verdict *first_failure(const cli_examination *e) {
+const cli_verdict *cli_first_failure(const cli_examination *e) {
     for (unsigned i = 0; i < e->verdict_count; i++)
         if (!e->verdicts[i].pass) return &e->verdicts[i];
     return NULL;
@@ -156,7 +173,7 @@ static json_t *layer_json(const cli_examination *e) {
 }
 
 static void print_first_failure(const cli_examination *e) {
-    const cli_verdict *v = first_failure(e);
+    const cli_verdict *v = cli_first_failure(e);
     if (!v) return;
     char *where = cli_verdict_where(v);
     char *sentence = cli_format("Layer %u: the first stage that differs is %s. %s.", e->layer, v->stage, where);
@@ -195,7 +212,8 @@ static void print_layer(const cli_examination *e) {
 }
 
 static void add_layer_row(cli_table *table, const cli_examination *e) {
-    const cli_verdict *whole = e->verdict_count ? &e->verdicts[e->verdict_count - 1] : NULL, *failed = first_failure(e);
+    const cli_verdict *whole = e->verdict_count ? &e->verdicts[e->verdict_count - 1] : NULL,
+                      *failed = cli_first_failure(e);
     unsigned long long near = 0;
     for (unsigned i = 0; i < e->verdict_count; i++) near += e->verdicts[i].near_boundary;
     cli_table_add(table, "%u\t%s\t%u\t%llu\t%.7f\t%.6f\t%s", e->layer, activations_of(e), e->verdict_count, near,
@@ -261,7 +279,7 @@ static int check_all(cli_examination *e) {
         cli_progress_end(&progress);
         if (!e->options->json) print_first_failure(e);
         cli_progress_update(&progress, i + 1, count);
-        forget_layer(e);
+        cli_forget_layer(e);
     }
     cli_progress_end(&progress);
     json_t *report = json_pack("{s:o,s:b}", "layers", layers, "pass", pass);
@@ -292,7 +310,7 @@ static int run(const cli_options *options) {
         return cli_fail("--input needs --layer: hidden states belong to one layer.");
     int result = open_all(options, &session, &e);
     if (result == CLI_GOOD) result = options->layer_given ? check_one(&e) : check_all(&e);
-    forget_layer(&e);
+    cli_forget_layer(&e);
     megamoe_device_close(e.oracle);
     cli_session_close(&session);
     cli_batch_free(&e.input);

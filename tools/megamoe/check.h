@@ -2,6 +2,7 @@
 #ifndef CLI_CHECK_H
 #define CLI_CHECK_H
 
+#include "bench_weights.h"
 #include "cli.h"
 #include "compare.h"
 
@@ -10,8 +11,9 @@ enum { CLI_VERDICTS_MAX = 8 };
 typedef struct cli_examination {
     const cli_options *options;
     const megamoe_checkpoint *checkpoint;
-    megamoe_device *device; /* the backend that is judged, or NULL: a file is */
-    megamoe_device *oracle; /* the reference backend */
+    const cli_weights *weights; /* selftest: the layer is made of these, and there is no checkpoint */
+    megamoe_device *device;     /* the backend that is judged, or NULL: a file is */
+    megamoe_device *oracle;     /* the reference backend */
     uint32_t layer, token_count;
     cli_batch input; /* from --input, or made here */
     void *hidden;    /* owned if made here */
@@ -28,6 +30,18 @@ typedef struct cli_examination {
     bool pass;
 } cli_examination;
 
+/* One layer of what is examined: of the checkpoint, or of the weights. */
+megamoe_status cli_examined_layer(const cli_examination *e, megamoe_device *device, megamoe_activations activations,
+                                  megamoe_layer **out);
+/* The subject and the reference, and what was decided about them. */
+megamoe_status cli_open_examined(cli_examination *e);
+/* Memory for the stages of a batch of token_count. */
+void cli_open_stages(cli_examination *e);
+/* Ready for the next batch, or for the next layer: devices, checkpoint and input stay. */
+void cli_forget_stages(cli_examination *e);
+void cli_forget_layer(cli_examination *e);
+const cli_verdict *cli_first_failure(const cli_examination *e); /* or NULL */
+
 /* Makes hidden states with outliers, token ids and token count for a layer of this shape. */
 void cli_make_input(cli_examination *e, const megamoe_shape *shape, uint32_t vocabulary);
 /* Sends every token to min(K, loaded) distinct loaded experts. */
@@ -40,7 +54,7 @@ bool cli_file_has(const char *path, const char *tensor);
 /* A layer of one expert, to ask its router: the choice needs no experts, and may name any. */
 megamoe_status cli_load_router(const cli_examination *e, megamoe_device *device, megamoe_layer **router);
 
-/* Judges every stage of e->got; CLI_GOOD whatever the verdicts, or CLI_BAD_INPUT. */
-int cli_judge_layer(cli_examination *e);
+/* Runs the layer and judges every stage of e->got; OK whatever the verdicts. */
+megamoe_status cli_judge_layer(cli_examination *e);
 
 #endif

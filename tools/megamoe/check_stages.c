@@ -257,14 +257,14 @@ static void judge_output(const cli_examination *e, const uint16_t *output, cli_v
     cli_judge_bf16(v, (cli_field){"output", 1, hidden}, output, e->want.output, e->token_count * hidden, NULL, NULL);
 }
 
-/* nvfp4, for orientation: how far the layer is from one with bf16 activations. */
+/* nvfp4, for orientation: how far the layer is from one with bf16 activations. That says something of a model, and
+ * nothing of made weights. */
 static megamoe_status measure_quantization(cli_examination *e, const uint16_t *output) {
     megamoe_batch batch = e->batch;
     megamoe_layer *plain = NULL;
-    if (e->facts.activations != MEGAMOE_ACTIVATIONS_NVFP4) return MEGAMOE_OK;
+    if (e->facts.activations != MEGAMOE_ACTIVATIONS_NVFP4 || e->weights) return MEGAMOE_OK;
     batch.output = e->want.output;
-    megamoe_status status =
-        cli_load_layer(e->options, e->oracle, e->checkpoint, e->layer, MEGAMOE_ACTIVATIONS_BF16, &plain);
+    megamoe_status status = cli_examined_layer(e, e->oracle, MEGAMOE_ACTIVATIONS_BF16, &plain);
     if (status == MEGAMOE_OK) status = megamoe_layer_run(plain, &batch, NULL);
     if (status == MEGAMOE_OK) {
         e->unquantized = (cli_verdict){.stage = "unquantized"};
@@ -317,7 +317,7 @@ static megamoe_stages given_by(const cli_examination *e) {
     return given;
 }
 
-int cli_judge_layer(cli_examination *e) {
+megamoe_status cli_judge_layer(cli_examination *e) {
     const megamoe_shape *shape = &e->facts.shape;
     megamoe_batch batch = e->batch;
     megamoe_status status = MEGAMOE_OK;
@@ -334,7 +334,7 @@ int cli_judge_layer(cli_examination *e) {
         given = given_by(e);
     }
     if (status == MEGAMOE_OK) status = megamoe_layer_run_stages(e->reference, &batch, &given, &e->want, NULL);
-    if (status != MEGAMOE_OK) return cli_fail_status(status);
+    if (status != MEGAMOE_OK) return status;
     note_memory(e);
     clear_gates(e, e->got.l1);
     clear_gates(e, e->want.l1);
@@ -350,5 +350,5 @@ int cli_judge_layer(cli_examination *e) {
     note_memory(e);
     e->pass = true;
     for (unsigned i = 0; i < e->verdict_count; i++) e->pass = e->pass && e->verdicts[i].pass;
-    return status == MEGAMOE_OK ? CLI_GOOD : cli_fail_status(status);
+    return status;
 }

@@ -31,10 +31,10 @@ typedef struct cli_options {
     cli_range experts, layers;
     bool layer_given;
     uint32_t layer;
-    const char *input, *output, *dump_stages, *against, *html, *csv, *calibration;
+    const char *input, *output, *dump_stages, *against, *html, *csv, *calibration, *report;
     const char *shape, *tokens, *shard_size;
     unsigned routing, format, scale;
-    bool scan, separate, mtp;
+    bool scan, separate, mtp, quick;
     uint32_t runs, seed;
 } cli_options;
 
@@ -61,7 +61,7 @@ typedef struct cli_command {
     int (*run)(const cli_options *options);
 } cli_command;
 
-extern const cli_command cli_inspect, cli_run, cli_check, cli_bench, cli_synth, cli_quantize, cli_doctor;
+extern const cli_command cli_inspect, cli_run, cli_check, cli_bench, cli_synth, cli_quantize, cli_doctor, cli_selftest;
 
 /* Parses what follows the command's name. 0, or CLI_BAD_INPUT after the message. */
 int cli_parse(const cli_command *command, int count, char **arguments, cli_options *options);

@@ -6,8 +6,8 @@
 
 #include "cli.h"
 
-static const cli_command *const commands[] = {&cli_inspect, &cli_run,      &cli_check, &cli_bench,
-                                              &cli_synth,   &cli_quantize, &cli_doctor};
+static const cli_command *const commands[] = {&cli_inspect, &cli_run,      &cli_check,  &cli_bench,
+                                              &cli_synth,   &cli_quantize, &cli_doctor, &cli_selftest};
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
 
 /* Environment variables, in pairs of name and meaning. */

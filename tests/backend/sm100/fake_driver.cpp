@@ -2,6 +2,7 @@
 // front of the library, the code between backend and driver, which no machine here can run otherwise, is run.
 //   FAKE_CAPABILITY=100   compute capability times ten (default 100)
 //   FAKE_FAULT=launch     launches of Blackwell kernels fail      FAKE_FAULT=flip   they give a wrong bit
+//   FAKE_FAULT=launch_later, flip_later   the same in layers alone, so that the self-check passes
 #include <cuda.h>
 #include <stdlib.h>
 #include <string.h>
@@ -156,7 +157,9 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
     if (capturing && config->hStream != capturing && forbidden("a launch on another stream"))
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (number < 0) return CUDA_SUCCESS;
-    if (fault("launch")) return CUDA_ERROR_ILLEGAL_INSTRUCTION;
+    const struct sm100_gemm_args *gemm = (const struct sm100_gemm_args *)arguments[0];
+    const bool large = number == SM100_KERNEL_L2_LARGE, of_layer = large && gemm->output_rows; /* not the check's */
+    if (fault("launch") || (fault("launch_later") && of_layer)) return CUDA_ERROR_ILLEGAL_INSTRUCTION;
     uint32_t cluster = 1;
     for (unsigned i = 0; i < config->numAttrs; i++)
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) cluster = config->attrs[i].value.clusterDim.x;
@@ -167,8 +170,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
         return CUDA_SUCCESS;
     }
     if (machine.launch(machine.context, &launch, NULL) != MEGAMOE_OK) return CUDA_ERROR_LAUNCH_FAILED;
-    if (fault("flip") && number == SM100_KERNEL_L2_LARGE)
-        ((uint32_t *)((const struct sm100_gemm_args *)arguments[0])->output)[7] ^= 0x100;
+    if ((fault("flip") && large) || (fault("flip_later") && of_layer)) ((uint32_t *)gemm->output)[7] ^= 0x100;
     return CUDA_SUCCESS;
 }
 
