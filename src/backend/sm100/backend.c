@@ -23,7 +23,9 @@ struct sm100_device {
     mm_backend_state *portable;
     struct sm100_gpu gpu;
     struct sm100_machine machine;
+    struct sm100_scratch scratch;
     uint32_t max_tokens, sm_budget;
+    bool batch_invariant;
     bool trusted; /* the self-check passed */
     megamoe_log log;
     void *log_context;
@@ -111,7 +113,10 @@ static megamoe_status decide_trust(struct sm100_device *d, megamoe_backend wante
 static void close_device(mm_backend_state *state) {
     struct sm100_device *d = device_of(state);
     if (!d) return;
-    if (d->gpu.device) mm_sm100_gpu_close(&d->gpu);
+    if (d->gpu.device) {
+        mm_sm100_scratch_free(&d->machine, &d->scratch);
+        mm_sm100_gpu_close(&d->gpu);
+    }
     mm_backend_cuda_portable.close(d->portable);
     free(d);
 }
@@ -121,6 +126,7 @@ static megamoe_status open_device(const megamoe_device_options *options, mm_back
     if (!d) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no memory for a GPU device");
     d->max_tokens = options->max_tokens;
     d->sm_budget = options->sm_budget;
+    d->batch_invariant = options->batch_invariant;
     d->log = options->log;
     d->log_context = options->log_context;
     megamoe_status status = mm_backend_cuda_portable.open(options, &d->portable);
@@ -139,7 +145,7 @@ static void describe(const mm_backend_state *state, mm_device_facts *facts) {
     snprintf(facts->description, sizeof facts->description, "sm100%s (GPU %u: %.40s, %u multiprocessors)",
              d->trusted ? "" : ", not trusted: portable kernels", d->portable->gpu.ordinal, d->portable->gpu.name,
              d->portable->sm_count);
-    facts->device_bytes += d->gpu.bytes;
+    facts->device_bytes += mm_sm100_gpu_bytes(&d->gpu);
 }
 
 static megamoe_status measure(mm_backend_state *state, megamoe_limits *limits) {
@@ -179,6 +185,7 @@ static struct mm_mega_moe_shape shape_of(const struct sm100_layer *l) {
                                       .max_tokens = l->device->max_tokens,
                                       .swiglu = w->swiglu,
                                       .routing_weight_before = w->routing_weight_before,
+                                      .batch_invariant = l->device->batch_invariant,
                                       .sm_budget = l->device->sm_budget,
                                       .timeout_ns = TIMEOUT_NS};
     if (w->input_mode == MEGAMOE_GLOBAL_STATIC) shape.input_global = w->input_global;
@@ -198,7 +205,7 @@ static megamoe_status open_moe(struct sm100_layer *l, bool on_device) {
              "%llu MXFP4 values are too small beside others of their matrix for NVFP4 and were rounded; the "
              "first are in expert %u, %s",
              (unsigned long long)loss.values, loss.expert, loss.matrix);
-    megamoe_status status = mm_mega_moe_open(machine, &shape, &weights, w->local_index, &l->moe);
+    megamoe_status status = mm_mega_moe_open(machine, &shape, &weights, w->local_index, &l->device->scratch, &l->moe);
     if (status != MEGAMOE_OK) mm_mega_moe_weights_free(machine, &weights);
     return status;
 }

@@ -2,6 +2,7 @@
  * and wait for nothing; copies wait for everything, and belong to loading and to the check. */
 #include "backend/sm100/gpu.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "backend/sm100/arguments.h"
@@ -27,11 +28,14 @@ static void *gpu_alloc(void *context, size_t bytes, const char *name) {
     struct sm100_gpu *gpu = context;
     CUdeviceptr memory = 0;
     (void)name; /* who asks says what for, if there is none */
+    struct sm100_gpu_block *list = realloc(gpu->blocks, (gpu->block_count + 1) * sizeof *list);
+    if (!list) return NULL;
+    gpu->blocks = list;
     if (mm_cuda_enter(gpu->device) != MEGAMOE_OK) return NULL;
     CUresult result = gpu->device->driver->memory_allocate(&memory, bytes);
     mm_cuda_leave(gpu->device);
     if (result != CUDA_SUCCESS) return NULL;
-    gpu->bytes += bytes;
+    list[gpu->block_count++] = (struct sm100_gpu_block){(void *)(uintptr_t)memory, bytes};
     return (void *)(uintptr_t)memory;
 }
 
@@ -40,6 +44,14 @@ static void gpu_release(void *context, void *memory) {
     if (!memory || mm_cuda_enter(gpu->device) != MEGAMOE_OK) return;
     gpu->device->driver->memory_free((CUdeviceptr)(uintptr_t)memory);
     mm_cuda_leave(gpu->device);
+    for (uint32_t i = 0; i < gpu->block_count; i++)
+        if (gpu->blocks[i].memory == memory) gpu->blocks[i] = gpu->blocks[--gpu->block_count];
+}
+
+uint64_t mm_sm100_gpu_bytes(const struct sm100_gpu *gpu) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < gpu->block_count; i++) bytes += gpu->blocks[i].bytes;
+    return bytes;
 }
 
 static megamoe_status gpu_copy_in(void *context, void *target, const void *source, size_t bytes) {
@@ -134,6 +146,9 @@ megamoe_status mm_sm100_gpu_open(mm_backend_state *device, struct sm100_gpu *gpu
 }
 
 void mm_sm100_gpu_close(struct sm100_gpu *gpu) {
+    free(gpu->blocks);
+    gpu->blocks = NULL;
+    gpu->block_count = 0;
     if (mm_cuda_enter(gpu->device) != MEGAMOE_OK) return;
     for (uint32_t i = 0; i < gpu->module_count; i++) gpu->device->driver->module_unload(gpu->modules[i]);
     mm_cuda_leave(gpu->device);

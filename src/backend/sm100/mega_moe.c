@@ -5,10 +5,22 @@
 #include "backend/sm100/record.h"
 #include "error.h"
 
-/* Device memory for `count` elements; *failed collects, so that a list of allocations is checked once. */
-static void *take(const struct mm_mega_moe *moe, uint64_t bytes, const char *name, bool *failed) {
-    void *memory = moe->machine->alloc(moe->machine->context, bytes ? bytes : 16, name);
-    if (!memory) *failed = true;
+/* Device memory of this layer's own; the first failure stays in *status. */
+static void *take(const struct mm_mega_moe *moe, uint64_t bytes, const char *name, megamoe_status *status) {
+    if (*status != MEGAMOE_OK) return NULL;
+    void *memory = moe->machine->alloc(moe->machine->context, bytes, name);
+    if (memory)
+        *status = mm_sm100_clear(moe->machine, memory, bytes);
+    else
+        *status = mm_fail(MEGAMOE_OUT_OF_MEMORY, "no device memory for the %s of a layer", name);
+    return memory;
+}
+
+/* The same of the memory that the device's layers share. */
+static void *share(const struct mm_mega_moe *moe, struct sm100_scratch *scratch, enum sm100_buffer which,
+                   uint64_t bytes, megamoe_status *status) {
+    void *memory = NULL;
+    if (*status == MEGAMOE_OK) *status = mm_sm100_scratch_take(moe->machine, scratch, which, bytes, &memory);
     return memory;
 }
 
@@ -18,45 +30,33 @@ static uint64_t scale_bytes(const struct mm_mega_moe *moe, uint32_t columns) {
     return sm100_scale_bytes(stripes * SM100_STRIPE_ROWS, columns);
 }
 
-static megamoe_status scratch_open(struct mm_mega_moe *moe) {
+static megamoe_status scratch_open(struct mm_mega_moe *moe, struct sm100_scratch *shared) {
     const struct mm_mega_moe_shape *s = &moe->shape;
     struct mm_mega_moe_scratch *c = &moe->scratch;
     uint64_t rows = (uint64_t)s->max_tokens * s->slots, groups = moe->weights.up.groups;
-    bool failed = false;
-    c->local_index = take(moe, s->expert_count * sizeof(int32_t), "local index", &failed);
-    c->ends = take(moe, groups * sizeof(int32_t), "ends", &failed);
-    c->pair_row = take(moe, rows * sizeof(int32_t), "pair rows", &failed);
-    c->row_pair = take(moe, rows * sizeof(uint32_t), "row pairs", &failed);
-    c->row_scale_row = take(moe, rows * sizeof(uint32_t), "scale rows", &failed);
-    c->row_weights = take(moe, rows * sizeof(float), "row weights", &failed);
-    c->row_globals = take(moe, rows * sizeof(float), "row globals", &failed);
-    c->x_codes = take(moe, rows * sm100_code_row_bytes(s->hidden), "token codes", &failed);
-    c->x_scales = take(moe, scale_bytes(moe, s->hidden), "token scales", &failed);
-    c->h_codes = take(moe, rows * sm100_code_row_bytes(s->intermediate), "h codes", &failed);
-    c->h_scales = take(moe, scale_bytes(moe, s->intermediate), "h scales", &failed);
-    c->partials = take(moe, rows * s->hidden * sizeof(uint16_t), "partials", &failed);
-    c->counts = take(moe, sizeof *c->counts, "counters", &failed);
-    c->expert_tokens = take(moe, s->expert_count * sizeof(uint64_t), "tokens per expert", &failed);
-    c->record = take(moe, sizeof *c->record, "record", &failed);
-    if (!failed) return MEGAMOE_OK;
-    return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no device memory for the scratch of %u tokens with %u slots", s->max_tokens,
-                   s->slots);
+    megamoe_status status = MEGAMOE_OK;
+    c->local_index = take(moe, s->expert_count * sizeof(int32_t), "local index", &status);
+    c->counts = take(moe, sizeof *c->counts, "counters", &status);
+    c->expert_tokens = take(moe, s->expert_count * sizeof(uint64_t), "tokens per expert", &status);
+    c->record = take(moe, sizeof *c->record, "record", &status);
+    c->ends = share(moe, shared, SM100_ENDS, groups * sizeof(int32_t), &status);
+    c->pair_row = share(moe, shared, SM100_PAIR_ROW, rows * sizeof(int32_t), &status);
+    c->row_pair = share(moe, shared, SM100_ROW_PAIR, rows * sizeof(uint32_t), &status);
+    c->row_scale_row = share(moe, shared, SM100_ROW_SCALE_ROW, rows * sizeof(uint32_t), &status);
+    c->row_weights = share(moe, shared, SM100_ROW_WEIGHTS, rows * sizeof(float), &status);
+    c->row_globals = share(moe, shared, SM100_ROW_GLOBALS, rows * sizeof(float), &status);
+    c->x_codes = share(moe, shared, SM100_X_CODES, rows * sm100_code_row_bytes(s->hidden), &status);
+    c->x_scales = share(moe, shared, SM100_X_SCALES, scale_bytes(moe, s->hidden), &status);
+    c->h_codes = share(moe, shared, SM100_H_CODES, rows * sm100_code_row_bytes(s->intermediate), &status);
+    c->h_scales = share(moe, shared, SM100_H_SCALES, scale_bytes(moe, s->intermediate), &status);
+    c->partials = share(moe, shared, SM100_PARTIALS, rows * s->hidden * sizeof(uint16_t), &status);
+    return status;
 }
 
 static void scratch_close(struct mm_mega_moe *moe) {
-    struct mm_mega_moe_scratch *c = &moe->scratch;
-    void *const memory[] = {c->local_index, c->ends,        c->pair_row, c->row_pair,      c->row_scale_row,
-                            c->row_weights, c->row_globals, c->x_codes,  c->x_scales,      c->h_codes,
-                            c->h_scales,    c->partials,    c->counts,   c->expert_tokens, c->record};
+    const struct mm_mega_moe_scratch *c = &moe->scratch;
+    void *const memory[] = {c->local_index, c->counts, c->expert_tokens, c->record};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) moe->machine->release(moe->machine->context, memory[i]);
-}
-
-static megamoe_status clear(const struct mm_mega_moe *moe, void *memory, size_t bytes) {
-    void *zeros = calloc(1, bytes);
-    if (!zeros) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no host memory for %zu zeros", bytes);
-    megamoe_status status = moe->machine->copy_in(moe->machine->context, memory, zeros, bytes);
-    free(zeros);
-    return status;
 }
 
 static void fill_common(const struct mm_mega_moe *moe, struct sm100_gemm_args *args) {
@@ -100,18 +100,11 @@ static megamoe_status prepare_l2(struct mm_mega_moe *moe, enum sm100_tile_name t
     return MEGAMOE_OK;
 }
 
-static megamoe_status prepare(struct mm_mega_moe *moe, const int32_t *local_index) {
+static megamoe_status prepare(struct mm_mega_moe *moe, const int32_t *local_index, struct sm100_scratch *shared) {
     const struct sm100_machine *machine = moe->machine;
-    MM_TRY(scratch_open(moe));
+    MM_TRY(scratch_open(moe, shared));
     MM_TRY(machine->copy_in(machine->context, moe->scratch.local_index, local_index,
                             moe->shape.expert_count * sizeof *local_index));
-    MM_TRY(clear(moe, moe->scratch.counts, sizeof *moe->scratch.counts));
-    MM_TRY(clear(moe, moe->scratch.expert_tokens, moe->shape.expert_count * sizeof(uint64_t)));
-    MM_TRY(clear(moe, moe->scratch.record, sizeof *moe->scratch.record));
-    /* Rows that pad a tile take whatever scales stand there: harmless, NaN included, as long as they are scales, of
-     * which none has its highest bit set. Nothing but scales is ever written, so zeros at the start are enough. */
-    MM_TRY(clear(moe, moe->scratch.x_scales, scale_bytes(moe, moe->shape.hidden)));
-    MM_TRY(clear(moe, moe->scratch.h_scales, scale_bytes(moe, moe->shape.intermediate)));
     MM_TRY(prepare_l1(moe, SM100_L1_SMALL));
     MM_TRY(prepare_l1(moe, SM100_L1_LARGE));
     MM_TRY(prepare_l2(moe, SM100_L2_SMALL));
@@ -121,7 +114,7 @@ static megamoe_status prepare(struct mm_mega_moe *moe, const int32_t *local_inde
 
 megamoe_status mm_mega_moe_open(const struct sm100_machine *machine, const struct mm_mega_moe_shape *shape,
                                 const struct mm_mega_moe_weights *weights, const int32_t *local_index,
-                                struct mm_mega_moe **moe) {
+                                struct sm100_scratch *scratch, struct mm_mega_moe **moe) {
     struct mm_mega_moe *m;
     if ((uint64_t)shape->max_tokens * shape->slots > INT32_MAX)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%u tokens with %u slots are more rows than 2^31 - 1",
@@ -132,7 +125,7 @@ megamoe_status mm_mega_moe_open(const struct sm100_machine *machine, const struc
     m->machine = machine;
     m->shape = *shape;
     m->weights = *weights;
-    megamoe_status status = prepare(m, local_index);
+    megamoe_status status = prepare(m, local_index, scratch);
     if (status == MEGAMOE_OK) {
         *moe = m;
         return status;
@@ -218,9 +211,10 @@ megamoe_status mm_stage_activation(struct mm_mega_moe *moe, const struct mm_mega
     return launch_stage(moe, batch, stream);
 }
 
-/* By the rows that an expert has on average over all ranks, which every rank knows alike. */
+/* By the rows that an expert has on average over all ranks, which every rank knows alike; or always the large ones. */
 static enum sm100_tile_name choose(const struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, bool l1) {
-    return mm_sm100_gemm_choose(l1, batch->token_count * moe->shape.slots, moe->shape.expert_count, sm_count(moe));
+    uint32_t rows = moe->shape.batch_invariant ? UINT32_MAX : batch->token_count * moe->shape.slots;
+    return mm_sm100_gemm_choose(l1, rows, moe->shape.expert_count, sm_count(moe));
 }
 
 megamoe_status mm_nvfp4_mega_moe_l1(struct mm_mega_moe *moe, const struct mm_mega_moe_batch *batch, void *stream) {

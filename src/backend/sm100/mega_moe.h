@@ -13,6 +13,7 @@
 #define MM_SM100_MEGA_MOE_H
 
 #include "backend/sm100/gemm.h"
+#include "backend/sm100/scratch.h"
 #include "weights.h"
 
 /* Device memory, owned by whoever called the transform. gate is up itself where the layer is not gated. */
@@ -33,9 +34,10 @@ struct mm_mega_moe_shape {
     uint32_t hidden, intermediate, expert_count, slots, max_tokens;
     mm_swiglu swiglu;
     bool routing_weight_before;
-    float input_global;  /* of every token; 0: each token's own amax / 2688 */
-    uint32_t sm_budget;  /* multiprocessors to use; 0: all */
-    uint64_t timeout_ns; /* of one wait inside a kernel */
+    bool batch_invariant; /* the same GEMM instances at every size */
+    float input_global;   /* of every token; 0: each token's own amax / 2688 */
+    uint32_t sm_budget;   /* multiprocessors to use; 0: all */
+    uint64_t timeout_ns;  /* of one wait inside a kernel */
 };
 
 /* One run. Device pointers; those below the line are for the check and may be NULL. */
@@ -57,16 +59,19 @@ struct mm_mega_moe_counts {
     uint64_t skipped_slots, bad_slots, saturated_blocks, nonfinite_blocks;
 };
 
-/* Scratch in device memory; rows are sorted by expert. Read by the check. */
+/* Device memory; rows are sorted by expert. Read by the check. */
 struct mm_mega_moe_scratch {
-    int32_t *local_index, *ends, *pair_row;
+    /* The layer's own. */
+    int32_t *local_index;
+    struct mm_mega_moe_counts *counts;
+    uint64_t *expert_tokens; /* [E] */
+    struct sm100_record *record;
+    /* Shared with the device's other layers. */
+    int32_t *ends, *pair_row;
     uint32_t *row_pair, *row_scale_row;
     float *row_weights, *row_globals;
     uint8_t *x_codes, *x_scales, *h_codes, *h_scales;
     uint16_t *partials; /* BF16 [tokens * K, hidden] */
-    struct mm_mega_moe_counts *counts;
-    uint64_t *expert_tokens; /* [E] */
-    struct sm100_record *record;
 };
 
 struct mm_mega_moe {
@@ -94,10 +99,13 @@ megamoe_status mm_transform_nvfp4_weights_for_mega_moe(const struct sm100_machin
                                                        struct mm_mega_moe_loss *loss);
 void mm_mega_moe_weights_free(const struct sm100_machine *machine, struct mm_mega_moe_weights *weights);
 
-/* local_index: host [E], the loaded expert of each or -1. Takes the weights over on success. */
+/*
+ * local_index: host [E], the loaded expert of each or -1. scratch: the device's, which outlives the layer. Takes the
+ * weights over on success.
+ */
 megamoe_status mm_mega_moe_open(const struct sm100_machine *machine, const struct mm_mega_moe_shape *shape,
                                 const struct mm_mega_moe_weights *weights, const int32_t *local_index,
-                                struct mm_mega_moe **moe);
+                                struct sm100_scratch *scratch, struct mm_mega_moe **moe);
 void mm_mega_moe_close(struct mm_mega_moe *moe);
 
 /* stage_activation: the plan of the batch, then each token quantized once and written to each of its rows. */

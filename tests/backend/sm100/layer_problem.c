@@ -93,6 +93,7 @@ void layer_open(struct layer_problem *p, const struct layer_problem_options *opt
                                       .max_tokens = LAYER_TOKENS_MAX,
                                       .swiglu = {1.0f, 0.0f, 10.0f, !options->gated},
                                       .routing_weight_before = options->weight_before,
+                                      .batch_invariant = options->batch_invariant,
                                       .input_global = options->token_global ? 0.0f : 0.5f,
                                       .sm_budget = options->sm_budget,
                                       .timeout_ns = 1000000000};
@@ -104,12 +105,14 @@ void layer_open(struct layer_problem *p, const struct layer_problem_options *opt
                               .expert_count = count,
                               .local_index = local_index};
     if (mm_transform_nvfp4_weights_for_mega_moe(&p->machine, &layer, false, &weights, &loss) ||
-        mm_mega_moe_open(&p->machine, &shape, &weights, local_index, &p->moe))
+        mm_mega_moe_open(&p->machine, &shape, &weights, local_index, options->scratch ? options->scratch : &p->scratch,
+                         &p->moe))
         fail_msg("%s", megamoe_error_message());
 }
 
 void layer_close(struct layer_problem *p) {
     mm_mega_moe_close(p->moe);
+    mm_sm100_scratch_free(&p->machine, &p->scratch);
     for (uint32_t i = 0; i < p->options.experts; i++) {
         const mm_matrix *const all[] = {&p->experts[i].gate, &p->experts[i].up, &p->experts[i].down};
         for (int m = 0; m < 3; m++) {

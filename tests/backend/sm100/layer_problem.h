@@ -18,7 +18,9 @@ struct layer_problem_options {
     bool gated;   /* SwiGLU: no exact values to expect, but the same bits every time */
     bool inexact; /* weights and tokens of any value: the order of additions shows in the bits */
     bool weight_before, token_global, hidden_f32;
-    bool biased; /* gate and up in BF16, down in F32, all with gaps between the values */
+    bool batch_invariant;
+    struct sm100_scratch *scratch; /* to share with other layers; NULL: the layer's own */
+    bool biased;                   /* gate and up in BF16, down in F32, all with gaps between the values */
 };
 
 struct layer_problem {
@@ -26,6 +28,7 @@ struct layer_problem {
     mm_expert experts[LAYER_EXPERTS_MAX], loaded[LAYER_EXPERTS_MAX];
     struct model_state state;
     struct sm100_machine machine;
+    struct sm100_scratch scratch;
     struct mm_mega_moe *moe;
 };
 

@@ -23,8 +23,10 @@ static const mm_plugin_host *host;
 struct mm_backend_state {
     struct model_state model;
     struct sm100_machine machine;
+    struct sm100_scratch scratch;
     mm_backend_state *reference;
     uint32_t max_tokens;
+    bool batch_invariant;
 };
 
 struct mm_backend_layer {
@@ -75,6 +77,7 @@ static megamoe_status open_device(const megamoe_device_options *options, mm_back
     state->machine = model_machine(&state->model, MULTIPROCESSORS);
     state->model.seed = 1;
     state->max_tokens = options->max_tokens;
+    state->batch_invariant = options->batch_invariant;
     megamoe_status status = mm_backend_reference.open(options, &state->reference);
     if (status != MEGAMOE_OK) {
         free(state);
@@ -85,6 +88,7 @@ static megamoe_status open_device(const megamoe_device_options *options, mm_back
 }
 
 static void close_device(mm_backend_state *state) {
+    mm_sm100_scratch_free(&state->machine, &state->scratch);
     mm_backend_reference.close(state->reference);
     free(state);
 }
@@ -126,13 +130,15 @@ static megamoe_status open_moe(mm_backend_layer *layer) {
                                       .max_tokens = layer->device->max_tokens,
                                       .swiglu = w->swiglu,
                                       .routing_weight_before = w->routing_weight_before,
+                                      .batch_invariant = layer->device->batch_invariant,
                                       .timeout_ns = 1000000000};
     struct mm_mega_moe_weights weights;
     struct mm_mega_moe_loss loss;
     if (w->input_mode == MEGAMOE_GLOBAL_STATIC) shape.input_global = w->input_global;
     if (w->input_mode == MEGAMOE_GLOBAL_UNIT) shape.input_global = 1.0f;
     MM_TRY(mm_transform_nvfp4_weights_for_mega_moe(&layer->device->machine, w, false, &weights, &loss));
-    megamoe_status status = mm_mega_moe_open(&layer->device->machine, &shape, &weights, w->local_index, &layer->moe);
+    megamoe_status status = mm_mega_moe_open(&layer->device->machine, &shape, &weights, w->local_index,
+                                             &layer->device->scratch, &layer->moe);
     if (status != MEGAMOE_OK) mm_mega_moe_weights_free(&layer->device->machine, &weights);
     return status;
 }

@@ -268,6 +268,67 @@ static void any_placement(void **state) {
     }
 }
 
+/* ---- layers of one device ---- */
+
+/* They share what a batch leaves between its launches, and no bits: a small layer before and after a larger one, which
+ * makes the buffers grow. A layer like another wants no more. */
+static void layers_share_scratch(void **state) {
+    static struct layer_problem small, large, another;
+    static struct layer_batch b, c;
+    struct sm100_scratch scratch = {0};
+    struct layer_problem_options o = rounded(true), p = rounded(true);
+    struct layer_result before, between, after;
+    (void)state;
+    p.hidden += 112;
+    p.intermediate += 144;
+    p.experts += 3;
+    o.scratch = p.scratch = &scratch;
+    layer_open(&small, &o);
+    layer_batch_open(&small, &b, 216, 9);
+    layer_run(&small, &b, 31, &before);
+    layer_open(&large, &p);
+    layer_batch_open(&large, &c, 400, 10);
+    layer_run(&large, &c, 32, &between);
+    layer_run(&small, &b, 31, &after);
+    compare(&o, &after, &before, NULL, 216, "after another layer");
+    assert_true(small.moe->scratch.partials != large.moe->scratch.partials); /* graphs may hold the old address */
+    layer_result_close(&after);
+    layer_open(&another, &o);
+    assert_ptr_equal(another.moe->scratch.partials, large.moe->scratch.partials);
+    layer_run(&another, &b, 31, &after);
+    compare(&o, &after, &before, NULL, 216, "in another layer's buffers");
+    layer_result_close(&before);
+    layer_result_close(&between);
+    layer_result_close(&after);
+    layer_batch_close(&b);
+    layer_batch_close(&c);
+    layer_close(&small);
+    layer_close(&large);
+    layer_close(&another);
+    mm_sm100_scratch_free(&small.machine, &scratch);
+}
+
+/* With batch_invariant one token runs in the instances of a full batch. */
+static void one_instance_at_every_size(void **state) {
+    static const uint32_t sizes[] = {1, LAYER_TOKENS_MAX};
+    static struct layer_problem p;
+    static struct layer_batch b;
+    struct layer_problem_options o = rounded(true);
+    struct layer_result r;
+    (void)state;
+    o.batch_invariant = true;
+    layer_open(&p, &o);
+    uint32_t small = model_schedule_count(SM100_KERNEL_L1_SMALL) + model_schedule_count(SM100_KERNEL_L2_SMALL);
+    for (uint32_t i = 0; i < 2; i++) {
+        layer_batch_open(&p, &b, sizes[i], 9);
+        layer_run(&p, &b, 1000000 + 100 * i, &r); /* seeds of no other test */
+        layer_result_close(&r);
+        layer_batch_close(&b);
+    }
+    layer_close(&p);
+    assert_int_equal(model_schedule_count(SM100_KERNEL_L1_SMALL) + model_schedule_count(SM100_KERNEL_L2_SMALL), small);
+}
+
 /* ---- what is not a number, not there, or lost ---- */
 
 /* A NaN or an infinity in one token leaves its scale in padding rows of later batches, and those batches as they were.
@@ -393,6 +454,8 @@ int main(void) {
         cmocka_unit_test(any_position),
         cmocka_unit_test(any_batch),
         cmocka_unit_test(any_placement),
+        cmocka_unit_test(layers_share_scratch),
+        cmocka_unit_test(one_instance_at_every_size),
         cmocka_unit_test(nothing_stays_behind),
         cmocka_unit_test(too_many_tokens),
         cmocka_unit_test(losses_are_reported),

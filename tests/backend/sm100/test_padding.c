@@ -61,6 +61,7 @@ static mm_layer_weights make_layer(void) {
 
 static struct model_state model;
 static struct sm100_machine machine;
+static struct sm100_scratch scratch;
 static struct mm_mega_moe *moe;
 static struct mm_mega_moe_batch batch;
 static uint16_t *hidden, *output;
@@ -81,7 +82,7 @@ static void open_layer(bool weight_before) {
     mm_layer_weights layer = make_layer();
     machine = model_machine(&model, 4);
     assert_int_equal(mm_transform_nvfp4_weights_for_mega_moe(&machine, &layer, false, &operands, &loss), MEGAMOE_OK);
-    assert_int_equal(mm_mega_moe_open(&machine, &shape, &operands, local_index, &moe), MEGAMOE_OK);
+    assert_int_equal(mm_mega_moe_open(&machine, &shape, &operands, local_index, &scratch, &moe), MEGAMOE_OK);
     hidden = machine.alloc(machine.context, TOKENS * HIDDEN * sizeof *hidden, "hidden");
     output = machine.alloc(machine.context, TOKENS * HIDDEN * sizeof *output, "output");
     ids = machine.alloc(machine.context, TOKENS * SLOTS * sizeof *ids, "ids");
@@ -92,6 +93,7 @@ static void open_layer(bool weight_before) {
 
 static void close_layer(void) {
     mm_mega_moe_close(moe);
+    mm_sm100_scratch_free(&machine, &scratch);
     void *const memory[] = {hidden, output, ids, weights};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) machine.release(machine.context, memory[i]);
 }
