@@ -576,8 +576,10 @@ int main(int argc, char **argv) {
     mm_scale_table_e4m3(&e4m3);
     mm_scale_table_e8m0(&e8m0);
     level_count = mm_kernels_levels(levels);
+    for (uint32_t l = 0; l < level_count; l++) /* the two forms of one level */
+        if (strcmp(levels[l].isa, "avx512") == 0 && !levels[l].operands_bf16) levels[l].isa = "avx512 (no bf16)";
 #ifdef TEST_AMX_EMULATED
-    if (strcmp(levels[level_count - 1].isa, "avx512") == 0) {
+    if (strcmp(levels[level_count - 1].isa, "avx512") == 0 && levels[level_count - 1].operands_bf16) {
         levels[level_count] = levels[level_count - 1];
         levels[level_count].isa = "amx (emulated tiles)";
         mm_kernels_amx_emulated(&levels[level_count++]);
