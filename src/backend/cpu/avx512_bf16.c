@@ -54,6 +54,8 @@ static inline float tile_reduce(tile_sum sum) {
 
 /* ---- the walk ---- */
 
+enum { WALK_ROWS_FEW = 4, WALK_ROWS_MANY = 2 }; /* more sums than registers otherwise */
+
 /* Two matrix rows at a time: operands are loaded once for both. */
 typedef __m512 pair_sums[2][WALK_OPERANDS];
 
@@ -128,8 +130,7 @@ MM_TEMPLATE void multiply_bf16(const uint8_t *const *codes, const uint8_t *const
                                const unsigned rows, const unsigned operand_count) {
     MM_UNROLL for (unsigned v = 0; v < 8; v++) {
         __m512bh weights[2];
-        MM_UNROLL for (unsigned i = 0; i < rows; i++) weights[i] =
-            (__m512bh)_mm512_loadu_si512(codes[i] + 64 * v);
+        MM_UNROLL for (unsigned i = 0; i < rows; i++) weights[i] = (__m512bh)_mm512_loadu_si512(codes[i] + 64 * v);
         MM_UNROLL for (unsigned j = 0; j < operand_count; j++) {
             __m512bh x = (__m512bh)_mm512_load_si512(operands[j] + 64 * v);
             MM_KEEP(x);

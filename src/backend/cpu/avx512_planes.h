@@ -5,6 +5,8 @@
 #include "backend/cpu/avx512_walk.h"
 #include "backend/cpu/planes.h"
 
+enum { WALK_ROWS_FEW = 4, WALK_ROWS_MANY = 4 };
+
 /* Bytes to what their lower four bits stand for: 12 + 2 * E2M1. */
 static inline __m512i decode_nibbles(__m512i bytes) {
     const __m512i values =

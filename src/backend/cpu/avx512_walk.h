@@ -12,7 +12,7 @@
 #include "backend/cpu/unroll.h"
 
 typedef __m512 walk_sum;
-enum { WALK_ROWS_FEW = 4, WALK_ROWS_MANY = 2, WALK_OPERANDS = 4 };
+enum { WALK_OPERANDS = 4 };
 
 static inline walk_sum walk_zero(void) {
     return _mm512_setzero_ps();

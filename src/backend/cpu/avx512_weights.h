@@ -51,13 +51,13 @@ MM_TEMPLATE void unpack_fp4(const mm_gemm *g, uint32_t n, uint32_t begin, uint32
         _mm256_store_si256((__m256i *)(row + 2 * at), decode_group(codes + at, table, scales[at >> (group_shift - 1)]));
 }
 
-/* 64 codes of E4M3 to BF16: the two bytes of each are looked up by its magnitude. values[0] are columns 16 i .. 16 i + 7,
- * values[1] columns 16 i + 8 .. 16 i + 15. */
+/* 64 codes of E4M3 to BF16: the two bytes of each are looked up by its magnitude. values[0] are columns 16 i .. 16 i +
+ * 7, values[1] columns 16 i + 8 .. 16 i + 15. */
 static inline void decode_fp8(__m512i codes, const mm_scale_table *table, __m512i *values) {
-    __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(table->bf16_low), codes,
-                                           _mm512_load_si512(table->bf16_low + 64));
-    __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(table->bf16_high), codes,
-                                            _mm512_load_si512(table->bf16_high + 64));
+    __m512i low =
+        _mm512_permutex2var_epi8(_mm512_load_si512(table->bf16_low), codes, _mm512_load_si512(table->bf16_low + 64));
+    __m512i high =
+        _mm512_permutex2var_epi8(_mm512_load_si512(table->bf16_high), codes, _mm512_load_si512(table->bf16_high + 64));
     high = _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8((char)0x80), 0xF8); /* high | (codes & sign) */
     values[0] = _mm512_unpacklo_epi8(low, high);
     values[1] = _mm512_unpackhi_epi8(low, high);

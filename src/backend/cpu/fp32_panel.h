@@ -68,8 +68,8 @@ static void unpack_bf16(const mm_gemm *g, uint32_t n, const tile_segment *s, flo
 
 /* Eight codes of E4M3: shifted into FP16 they are the values times 2^-8, but for NaN; bit 14 would repeat the sign. */
 static inline __m256 decode_fp8(__m128i codes) {
-    __m128i wide = _mm_cvtepi8_epi16(codes), nan = _mm_cmpeq_epi8(_mm_and_si128(codes, _mm_set1_epi8(127)),
-                                                                  _mm_set1_epi8(127));
+    __m128i wide = _mm_cvtepi8_epi16(codes),
+            nan = _mm_cmpeq_epi8(_mm_and_si128(codes, _mm_set1_epi8(127)), _mm_set1_epi8(127));
     __m128i half = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xBFFF));
     half = _mm_or_si128(half, _mm_and_si128(_mm_cvtepi8_epi16(nan), _mm_set1_epi16(0x7E00)));
     return _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f));

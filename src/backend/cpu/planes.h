@@ -92,8 +92,7 @@ static inline float common_step(__m256 a, __m256 b, float amax) {
 /* 16 numbers of one plane to the places of a lane. */
 static inline void store_plane(__m128i bytes, unsigned lane, int8_t (*plane)[64]) {
     bytes = _mm_shuffle_epi8(bytes, _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
-    for (unsigned v = 0; v < 4; v++, bytes = _mm_srli_si128(bytes, 4))
-        _mm_storeu_si32(plane[v] + 4 * lane, bytes);
+    for (unsigned v = 0; v < 4; v++, bytes = _mm_srli_si128(bytes, 4)) _mm_storeu_si32(plane[v] + 4 * lane, bytes);
 }
 
 /* 16 numbers of 32 bits, of which the lowest eight count, to bytes in their order. */
@@ -132,7 +131,8 @@ MM_TEMPLATE void split_group(__m256 a, __m256 b, unsigned g, plane_columns *to, 
     }
     const __m256i seven = _mm256_set1_epi32(127);
     for (unsigned p = 0; p < 2; p++) {
-        store_plane(lowest_bytes(_mm256_and_si256(whole[0], seven), _mm256_and_si256(whole[1], seven)), lane, to->planes[p]);
+        store_plane(lowest_bytes(_mm256_and_si256(whole[0], seven), _mm256_and_si256(whole[1], seven)), lane,
+                    to->planes[p]);
         whole[0] = _mm256_srai_epi32(whole[0], 7);
         whole[1] = _mm256_srai_epi32(whole[1], 7);
     }

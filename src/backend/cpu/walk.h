@@ -19,7 +19,7 @@
 
 enum {
     WALK_COLUMNS = 256,           /* of a block */
-    WALK_AHEAD_BYTES = 16384,     /* how far before the walk codes are prefetched: measured */
+    WALK_AHEAD_BYTES = 12288,     /* how far before the walk codes are prefetched: measured */
     WALK_SCALE_COLUMNS = 32,      /* that an FP8 scale covers at least */
     WALK_FP8_COLUMNS_MAX = 65536, /* of a matrix, for its scales to fit the scratch */
 };
@@ -54,12 +54,13 @@ MM_TEMPLATE const uint8_t *walk_operand(const mm_gemm *g, uint32_t r, const unsi
  * would start anew with each, and L1 cannot wait for as many lines at a time as memory can deliver.
  */
 MM_TEMPLATE void walk_prefetch(const mm_matrix *m, const uint8_t *const *codes, const uint8_t *const *scales,
-                               size_t block, size_t down, const unsigned rows, const mm_format format) {
+                               size_t block, size_t down, const unsigned rows, const mm_format format,
+                               const unsigned planes) {
     MM_UNROLL for (unsigned i = 0; i < rows; i++) {
         const char *at = (const char *)codes[i];
         MM_UNROLL for (unsigned line = 0; line < walk_code_bytes(format); line += 64) {
             _mm_prefetch(at + down * m->row_bytes + line, _MM_HINT_T1);
-            _mm_prefetch(at + 512 + line, _MM_HINT_T0); /* from L2 by now */
+            if (planes > 0) _mm_prefetch(at + 512 + line, _MM_HINT_T0); /* from L2 by now; BF16 has no time for it */
         }
     }
     if (format != MM_BF16 && format != MM_FP8 && block * walk_scale_bytes(format) % 64 == 0)
@@ -101,7 +102,7 @@ MM_TEMPLATE void walk_rows(const mm_gemm *g, uint32_t row, uint32_t first, const
     }
     MM_UNROLL for (unsigned j = 0; j < operand_count; j++) operands[j] = walk_operand(g, first + j, planes);
     for (size_t b = 0; b < m->columns / WALK_COLUMNS; b++) {
-        walk_prefetch(m, codes, scales, b, down, rows, format);
+        walk_prefetch(m, codes, scales, b, down, rows, format, planes);
         walk_block(g, codes, scales, operands, sums, rows, operand_count, format, planes);
         MM_UNROLL for (unsigned i = 0; i < rows; i++) {
             codes[i] += walk_code_bytes(format);
@@ -109,8 +110,7 @@ MM_TEMPLATE void walk_rows(const mm_gemm *g, uint32_t row, uint32_t first, const
         }
         MM_UNROLL for (unsigned j = 0; j < operand_count; j++) operands[j] += walk_operand_bytes(planes);
     }
-    if (m->columns % WALK_COLUMNS)
-        walk_tail(g, codes, scales, operands, sums, rows, operand_count, format, planes);
+    if (m->columns % WALK_COLUMNS) walk_tail(g, codes, scales, operands, sums, rows, operand_count, format, planes);
     MM_UNROLL for (unsigned i = 0; i < rows; i++) MM_UNROLL for (unsigned j = 0; j < operand_count; j++)
         g->sums[(first + j) * g->sums_pitch + row + i] = walk_reduce(sums[i][j]) * scratch->units[row + i];
 }
