@@ -1,7 +1,7 @@
 /*
  * AMX with BF16 tiles, for many operand rows: a tile product multiplies 16 weight rows with 16 operand rows
  * over 32 columns. Weight rows are dequantized into a panel and are tiles as they stand; operands are packed
- * once per layer into tiles of 16 column pairs by 16 rows. Few operand rows are left to avx512.c, whose sums
+ * once per layer into tiles of 16 column pairs by 16 rows. Few operand rows are left to walks, whose sums
  * have another order, so here and only here the number of rows of an expert in the whole batch
  * (deciding_rows) shows in the last bits.
  *

@@ -96,8 +96,9 @@ MM_TEMPLATE void walk_rows(const mm_gemm *g, uint32_t row, uint32_t first, const
     walk_sum sums[4][4];
     MM_UNROLL for (unsigned i = 0; i < rows; i++) {
         codes[i] = m->codes + (g->row_first + row + i) * m->row_bytes;
-        scales[i] = format == MM_FP8 ? (const uint8_t *)scratch->fp8_scales[row + i]
-                                     : m->scales + (g->row_first + row + i) * m->scale_row_bytes;
+        scales[i] = format == MM_BF16  ? NULL
+                    : format == MM_FP8 ? (const uint8_t *)scratch->fp8_scales[row + i]
+                                       : m->scales + (g->row_first + row + i) * m->scale_row_bytes;
         MM_UNROLL for (unsigned j = 0; j < operand_count; j++) sums[i][j] = walk_zero();
     }
     MM_UNROLL for (unsigned j = 0; j < operand_count; j++) operands[j] = walk_operand(g, first + j, planes);
@@ -106,7 +107,7 @@ MM_TEMPLATE void walk_rows(const mm_gemm *g, uint32_t row, uint32_t first, const
         walk_block(g, codes, scales, operands, sums, rows, operand_count, format, planes);
         MM_UNROLL for (unsigned i = 0; i < rows; i++) {
             codes[i] += walk_code_bytes(format);
-            scales[i] += walk_scale_bytes(format);
+            if (format != MM_BF16) scales[i] += walk_scale_bytes(format);
         }
         MM_UNROLL for (unsigned j = 0; j < operand_count; j++) operands[j] += walk_operand_bytes(planes);
     }
