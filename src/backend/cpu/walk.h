@@ -150,10 +150,9 @@ static void walk_fp8_scales(const mm_gemm *g, uint32_t i) {
 
 /* Decoded E4M3 scales of four-bit weights are 2^-8 of what they mean. */
 static float walk_unit(const mm_matrix *m, uint32_t n) {
-    const uint8_t *scales = m->scales + n * m->scale_row_bytes;
     unsigned group_shift = m->format == MM_NVFP4 ? 4 : 5;
     if (m->format != MM_NVFP4 && m->format != MM_MXFP4) return 1.0f;
-    if (walk_nan_scales(scales, m->columns >> group_shift, group_shift)) return NAN;
+    if (walk_nan_scales(m->scales + n * m->scale_row_bytes, m->columns >> group_shift, group_shift)) return NAN;
     return m->format == MM_NVFP4 ? 256.0f : 1.0f;
 }
 
