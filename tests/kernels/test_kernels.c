@@ -2,6 +2,7 @@
  * Every kernel at every level this machine runs, against arithmetic in double (GEMM) or against scalar (the
  * rest). With --bench the same program times a layer of the V4-Pro rank shape on every level: see bench.c.
  */
+#define _POSIX_C_SOURCE 200809L /* setenv */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -558,8 +559,25 @@ static void layers_agree_at_every_level(void **unused) {
     synthetic_free(&made);
 }
 
+/* MEGAMOE_ISA names a level; where that has two forms, the better one runs. */
+static void a_cap_keeps_the_best_form_of_its_level(void **unused) {
+    mm_kernels all[MM_LEVELS_MAX], capped[MM_LEVELS_MAX];
+    const char *cap = getenv("MEGAMOE_ISA");
+    uint32_t count = mm_kernels_levels(all);
+    (void)unused;
+    for (uint32_t l = 0; l < count; l++) {
+        if (l + 1 < count && strcmp(all[l].isa, all[l + 1].isa) == 0) continue;
+        assert_int_equal(setenv("MEGAMOE_ISA", all[l].isa, 1), 0);
+        assert_int_equal(mm_kernels_levels(capped), l + 1);
+        assert_string_equal(capped[l].isa, all[l].isa);
+        assert_ptr_equal(capped[l].gemm, all[l].gemm);
+    }
+    assert_int_equal(cap ? setenv("MEGAMOE_ISA", all[count - 1].isa, 1) : unsetenv("MEGAMOE_ISA"), 0);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_cap_keeps_the_best_form_of_its_level),
         cmocka_unit_test(gemm_is_within_its_bound),
         cmocka_unit_test(nvfp4_gemm_is_within_its_bound),
         cmocka_unit_test(bits_depend_only_on_the_deciding_rows),
