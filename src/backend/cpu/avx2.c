@@ -7,7 +7,7 @@
 
 #include "backend/cpu/avx2_planes.h"
 
-#define FEW_OPERANDS 8u /* up to this many operand rows walk over planes; measured crossover */
+#define FEW_OPERANDS MM_PACK_ROWS /* up to this many BF16 rows walk; more have no room as three planes */
 
 /* ---- tiles: 2 x 6 sums, 2 weights and an operand take 15 of the 16 registers ---- */
 

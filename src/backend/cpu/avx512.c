@@ -5,7 +5,7 @@
  */
 #include "backend/cpu/avx512_planes.h"
 
-#define FEW_OPERANDS 8u /* up to this many BF16 rows walk: there the panel begins to cost less */
+#define FEW_OPERANDS MM_PACK_ROWS /* up to this many BF16 rows walk; more have no room as three planes */
 
 /* ---- tiles: 4 x 6 sums, 4 weights and an operand take 29 of the 32 registers ---- */
 
