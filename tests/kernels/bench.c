@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "backend/backend.h"
+#include "backend/cpu/cpu.h"
 #include "megamoe/megamoe.h"
 #include "numerics/bf16.h"
 
@@ -16,6 +16,7 @@ enum { HIDDEN = 7168, INTERMEDIATE = 3072, SLOTS = 6, ROUNDS_MAX = 101, SIZES_MA
 
 typedef struct setup {
     uint32_t experts, rounds, threads, size_count;
+    uint32_t level; /* counted from 1 as mm_kernels_levels has them; 0: the best */
     megamoe_activations activations;
     bool shared;
     uint32_t sizes[SIZES_MAX];
@@ -210,6 +211,7 @@ int bench_layer(int argument_count, char **arguments) {
     mm_backend_state *state;
     mm_backend_layer *layer;
     mm_device_facts facts;
+    mm_kernels levels[MM_LEVELS_MAX];
     for (int i = 0; i < argument_count; i++) {
         const char *a = arguments[i], *value = strchr(a, '=') ? strchr(a, '=') + 1 : a;
         uint32_t number = (uint32_t)strtoul(value, NULL, 10);
@@ -219,6 +221,8 @@ int bench_layer(int argument_count, char **arguments) {
             s.rounds = number < ROUNDS_MAX ? number : ROUNDS_MAX;
         else if (strncmp(a, "threads=", 8) == 0)
             s.threads = number;
+        else if (strncmp(a, "level=", 6) == 0)
+            s.level = number;
         else if (strncmp(a, "shared=", 7) == 0)
             s.shared = number;
         else if (strcmp(a, "mode=nvfp4") == 0)
@@ -234,6 +238,7 @@ int bench_layer(int argument_count, char **arguments) {
     megamoe_device_options options = {.struct_size = sizeof options, .threads = s.threads, .max_tokens = max_tokens};
     megamoe_layer_options layer_options = {.struct_size = sizeof layer_options};
     if (mm_backend_cpu.open(&options, &state) != MEGAMOE_OK) return 2;
+    if (s.level > 0 && s.level <= mm_kernels_levels(levels)) state->kernels = levels[s.level - 1];
     if (mm_backend_cpu.layer_create(state, &weights, false, &layer_options, &layer) != MEGAMOE_OK) return 2;
     mm_backend_cpu.describe(state, &facts);
     printf("%s, %s activations, %u experts, scratch %.1f MB\n", facts.description,

@@ -2,6 +2,7 @@
  * Every kernel at every level this machine runs, against arithmetic in double (GEMM) or against scalar (the
  * rest). With --bench the same program times a layer of the V4-Pro rank shape on every level: see bench.c.
  */
+#define _POSIX_C_SOURCE 200809L /* setenv */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -236,7 +237,7 @@ static void nvfp4_gemm_is_within_its_bound(void **unused) {
  */
 static void bits_depend_only_on_the_deciding_rows(void **unused) {
     static const uint32_t counts[] = {1, 2, 3, 4, 5, 6, 7, 13, 16, 17, 31, 40};
-    static const uint32_t deciding[] = {1, 2, 5, 16, 64, UINT32_MAX};
+    static const uint32_t deciding[] = {1, 2, 5, 8, 9, 16, 17, 32, 33, UINT32_MAX}; /* the levels' bounds */
     (void)unused;
     for (size_t f = 0; f < 2 * sizeof formats / sizeof *formats; f++) { /* twice: bf16 and nvfp4 operands */
         problem p;
@@ -558,8 +559,25 @@ static void layers_agree_at_every_level(void **unused) {
     synthetic_free(&made);
 }
 
+/* MEGAMOE_ISA names a level; where that has two forms, the better one runs. */
+static void a_cap_keeps_the_best_form_of_its_level(void **unused) {
+    mm_kernels all[MM_LEVELS_MAX], capped[MM_LEVELS_MAX];
+    const char *cap = getenv("MEGAMOE_ISA");
+    uint32_t count = mm_kernels_levels(all);
+    (void)unused;
+    for (uint32_t l = 0; l < count; l++) {
+        if (l + 1 < count && strcmp(all[l].isa, all[l + 1].isa) == 0) continue;
+        assert_int_equal(setenv("MEGAMOE_ISA", all[l].isa, 1), 0);
+        assert_int_equal(mm_kernels_levels(capped), l + 1);
+        assert_string_equal(capped[l].isa, all[l].isa);
+        assert_ptr_equal(capped[l].gemm, all[l].gemm);
+    }
+    assert_int_equal(cap ? setenv("MEGAMOE_ISA", all[count - 1].isa, 1) : unsetenv("MEGAMOE_ISA"), 0);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_cap_keeps_the_best_form_of_its_level),
         cmocka_unit_test(gemm_is_within_its_bound),
         cmocka_unit_test(nvfp4_gemm_is_within_its_bound),
         cmocka_unit_test(bits_depend_only_on_the_deciding_rows),
@@ -576,8 +594,10 @@ int main(int argc, char **argv) {
     mm_scale_table_e4m3(&e4m3);
     mm_scale_table_e8m0(&e8m0);
     level_count = mm_kernels_levels(levels);
+    for (uint32_t l = 0; l < level_count; l++) /* the two forms of one level */
+        if (strcmp(levels[l].isa, "avx512") == 0 && !levels[l].operands_bf16) levels[l].isa = "avx512 (no bf16)";
 #ifdef TEST_AMX_EMULATED
-    if (strcmp(levels[level_count - 1].isa, "avx512") == 0) {
+    if (strcmp(levels[level_count - 1].isa, "avx512") == 0 && levels[level_count - 1].operands_bf16) {
         levels[level_count] = levels[level_count - 1];
         levels[level_count].isa = "amx (emulated tiles)";
         mm_kernels_amx_emulated(&levels[level_count++]);

@@ -1,7 +1,7 @@
 /*
  * AMX with BF16 tiles, for many operand rows: a tile product multiplies 16 weight rows with 16 operand rows
  * over 32 columns. Weight rows are dequantized into a panel and are tiles as they stand; operands are packed
- * once per layer into tiles of 16 column pairs by 16 rows. Few operand rows are left to avx512.c, whose sums
+ * once per layer into tiles of 16 column pairs by 16 rows. Few operand rows are left to walks, whose sums
  * have another order, so here and only here the number of rows of an expert in the whole batch
  * (deciding_rows) shows in the last bits.
  *
@@ -33,8 +33,8 @@ typedef struct panel {
 _Static_assert(sizeof(panel) <= MM_PANEL_BYTES, "the panel fits the scratch of a thread");
 _Static_assert(MM_ROWS_MAX == 2 * TILE && MM_PACK_ROWS == TILE, "a call is two tiles of weight rows");
 
-/* The level below, for what is not packed: routers, and weights that are not exact in BF16. */
-static void (*narrow_gemm)(const mm_gemm *g);
+/* The level below: for routers, the fewest rows, and weights that are not exact in BF16. */
+static mm_kernels narrow;
 
 /* FP8 under F32 scales is not exact in BF16 once scaled. */
 static bool is_tiled(const mm_matrix *m, uint32_t deciding_rows) {
@@ -47,13 +47,18 @@ static bool is_walked(const mm_matrix *m, uint32_t deciding_rows, bool nvfp4) {
 }
 
 static unsigned packs(const mm_matrix *m, uint32_t deciding_rows, bool nvfp4) {
-    return is_walked(m, deciding_rows, nvfp4) ? PLANE_BYTES : is_tiled(m, deciding_rows) ? 2 : 0;
+    if (is_walked(m, deciding_rows, nvfp4)) return plane_bytes(plane_count(nvfp4));
+    return is_tiled(m, deciding_rows) ? 2 : narrow.packs(m, deciding_rows, nvfp4);
 }
 
 /* A tile for every 32 columns: row p holds columns 2 p and 2 p + 1 of the 16 operand rows, a dword each. */
 static void pack(const mm_gemm *g, uint32_t columns, uint32_t first, uint8_t *packed) {
     if (is_walked(g->matrix, g->deciding_rows, g->nvfp4)) {
-        mm_vnni_pack(g, columns, first, packed);
+        mm_vnni_pack(g, columns, first, plane_count(g->nvfp4), packed);
+        return;
+    }
+    if (!is_tiled(g->matrix, g->deciding_rows)) {
+        narrow.pack(g, columns, first, packed);
         return;
     }
     uint32_t rows = g->count - first < TILE ? g->count - first : TILE;
@@ -187,12 +192,12 @@ MM_TEMPLATE void packed_gemm(const mm_gemm *g, uint32_t columns, const bool unpa
 }
 
 static void gemm(const mm_gemm *g) {
-    if (!g->packed)
-        narrow_gemm(g);
-    else if (is_walked(g->matrix, g->deciding_rows, g->nvfp4))
-        mm_vnni_gemm(g);
-    else
+    if (is_walked(g->matrix, g->deciding_rows, g->nvfp4))
+        mm_vnni_gemm(g, plane_count(g->nvfp4));
+    else if (is_tiled(g->matrix, g->deciding_rows))
         packed_gemm(g, g->matrix->columns, true);
+    else
+        narrow.gemm(g);
 }
 
 /* Any bytes are operands here: they need not be packed to be multiplied. */
@@ -203,7 +208,7 @@ static void tiles(const mm_gemm *g, uint32_t columns) {
 }
 
 void mm_kernels_amx(mm_kernels *kernels) {
-    narrow_gemm = kernels->gemm;
+    narrow = *kernels;
     kernels->gemm = gemm;
     kernels->packs = packs;
     kernels->pack = pack;

@@ -4,7 +4,8 @@
 
 #include "backend/cpu/planes.h"
 
-void mm_avx2_planes_gemm(const mm_gemm *gemm); /* gemm->packed by mm_avx2_planes_pack; NVFP4 or MXFP4 weights */
-void mm_avx2_planes_pack(const mm_gemm *gemm, uint32_t columns, uint32_t first, uint8_t *packed);
+/* gemm->packed by mm_avx2_planes_pack; NVFP4 or MXFP4 weights */
+void mm_avx2_planes_gemm(const mm_gemm *gemm, unsigned planes);
+void mm_avx2_planes_pack(const mm_gemm *gemm, uint32_t columns, uint32_t first, unsigned planes, uint8_t *packed);
 
 #endif

@@ -51,13 +51,16 @@ MM_TEMPLATE void unpack_fp4(const mm_gemm *g, uint32_t n, uint32_t begin, uint32
         _mm256_store_si256((__m256i *)(row + 2 * at), decode_group(codes + at, table, scales[at >> (group_shift - 1)]));
 }
 
-/* 32 codes of E4M3 to BF16, through the 128 magnitudes of `table`. */
-static inline __m512i decode_e4m3_codes(__m256i codes, const __m512i *table) {
-    __m512i code = _mm512_cvtepu8_epi16(codes), sign = _mm512_slli_epi16(code, 8);
-    __m512i low = _mm512_permutex2var_epi16(table[0], code, table[1]);
-    __m512i high = _mm512_permutex2var_epi16(table[2], code, table[3]);
-    __m512i value = _mm512_mask_blend_epi16(_mm512_test_epi16_mask(code, _mm512_set1_epi16(0x40)), low, high);
-    return _mm512_or_si512(value, _mm512_and_si512(sign, _mm512_set1_epi16((short)0x8000)));
+/* 64 codes of E4M3 to BF16: the two bytes of each are looked up by its magnitude. values[0] are columns 16 i .. 16 i +
+ * 7, values[1] columns 16 i + 8 .. 16 i + 15. */
+static inline void decode_fp8(__m512i codes, const mm_scale_table *table, __m512i *values) {
+    __m512i low =
+        _mm512_permutex2var_epi8(_mm512_load_si512(table->bf16_low), codes, _mm512_load_si512(table->bf16_low + 64));
+    __m512i high =
+        _mm512_permutex2var_epi8(_mm512_load_si512(table->bf16_high), codes, _mm512_load_si512(table->bf16_high + 64));
+    high = _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8((char)0x80), 0xF8); /* high | (codes & sign) */
+    values[0] = _mm512_unpacklo_epi8(low, high);
+    values[1] = _mm512_unpackhi_epi8(low, high);
 }
 
 /* BF16 values times a power of two; the even and the odd words of a vector are fp32 values but for their place. */
@@ -73,23 +76,14 @@ static inline __m512i scale_bf16(__m512i values, __m512 scale) {
 static inline void unpack_fp8(const mm_gemm *g, uint32_t n, uint32_t begin, uint32_t end, uint16_t *row) {
     const mm_matrix *m = g->matrix;
     const uint8_t *codes = m->codes + n * m->row_bytes, *scales = m->scales + n / m->block_rows * m->scale_row_bytes;
-    const __m512i table[4] = {_mm512_load_si512(g->table->values_bf16), _mm512_load_si512(g->table->values_bf16 + 32),
-                              _mm512_load_si512(g->table->values_bf16 + 64),
-                              _mm512_load_si512(g->table->values_bf16 + 96)};
-    for (uint32_t k = begin; k < end;) { /* a block of columns under one scale */
-        uint32_t block = k / m->block_columns, left = (block + 1) * m->block_columns - k;
-        uint32_t stop = end - k < left ? end : k + left;
-        bool scaled = m->scale_dtype == MEGAMOE_E8M0;
-        __m512 scale = _mm512_set1_ps(scaled ? mm_e8m0_to_f32(scales[block]) : 1.0f);
-        for (; k < stop; k += 32) {
-            __m256i bytes = end - k < 32 ? _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(codes + k)))
-                                         : _mm256_loadu_si256((const __m256i *)(codes + k));
-            __m512i values = decode_e4m3_codes(bytes, table);
-            if (scaled) values = scale_bf16(values, scale);
-            if (end - k < 32) values = _mm512_maskz_mov_epi16(0xFFFF, values);
-            _mm512_store_si512(row + (k - begin), values);
-            if (k % 64 == 0) _mm_prefetch((const char *)codes + k + 2 * m->row_bytes, _MM_HINT_T1);
-        }
+    for (uint32_t k = begin; k < end; k += 32) { /* under one scale */
+        uint64_t there = end - k < 32 ? UINT64_MAX >> (64 - (end - k)) : UINT32_MAX;
+        __m512i bytes = _mm512_maskz_loadu_epi8(there, codes + k), values[2];
+        decode_fp8(_mm512_permutexvar_epi64(_mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), bytes), g->table, values);
+        if (m->scale_dtype == MEGAMOE_E8M0)
+            values[0] = scale_bf16(values[0], _mm512_set1_ps(mm_e8m0_to_f32(scales[k / m->block_columns])));
+        _mm512_store_si512(row + (k - begin), values[0]);
+        if (k % 64 == 0) _mm_prefetch((const char *)codes + k + 2 * m->row_bytes, _MM_HINT_T1);
     }
 }
 

@@ -22,7 +22,8 @@
 /* What a scale byte means, ready to use: the scale itself, and its products with the 16 codes. */
 typedef struct mm_scale_table {
     _Alignas(64) uint16_t products_bf16[256][16]; /* exact except E8M0 beyond BF16's range */
-    _Alignas(64) uint16_t values_bf16[256];       /* the scales; E4M3 ones are also what FP8 weights mean */
+    _Alignas(64) uint8_t bf16_low[256];           /* the scales as BF16, byte by byte; E4M3 ones are also what FP8 */
+    _Alignas(64) uint8_t bf16_high[256];          /* weights mean */
     _Alignas(64) float scales[256];
 } mm_scale_table;
 
@@ -90,10 +91,10 @@ typedef struct mm_kernels {
     void (*tiles)(const mm_gemm *gemm, uint32_t columns);
 } mm_kernels;
 
-#define MM_LEVELS_MAX 4
+#define MM_LEVELS_MAX 5
 
-/* Every level this machine runs, scalar first, none above MEGAMOE_ISA. Returns how many; the last is the
- * best. */
+/* Every level this machine runs, scalar first, none above MEGAMOE_ISA; a level with two forms (avx512) comes
+ * twice. Returns how many; the last is the best. */
 uint32_t mm_kernels_levels(mm_kernels levels[MM_LEVELS_MAX]);
 
 void mm_scale_table_e4m3(mm_scale_table *table);
@@ -108,6 +109,7 @@ void mm_kernels_scalar(mm_kernels *kernels);
 void mm_kernels_avx2(mm_kernels *kernels);
 void mm_kernels_avx2_rows(mm_kernels *kernels);
 void mm_kernels_avx512(mm_kernels *kernels);
+void mm_kernels_avx512_bf16(mm_kernels *kernels);
 void mm_kernels_amx(mm_kernels *kernels);
 
 #endif

@@ -8,6 +8,9 @@
 #    define MM_UNROLL _Pragma("GCC unroll 16")
 #endif
 
+/* Keeps a loaded vector in its register: compilers load anew for each use, and loads are what binds. */
+#define MM_KEEP(vector) __asm__("" : "+v"(vector))
+
 /* A function whose constant arguments become a kernel of its own. */
 #define MM_TEMPLATE static inline __attribute__((always_inline))
 
