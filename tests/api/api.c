@@ -210,6 +210,20 @@ static bool level_is_here(const char *isa) {
     return here;
 }
 
+/* API_BACKEND=cuda-portable: that backend alone. Its memory is the host's too where the GPU is the functional model. */
+static int run_on_gpu(const char *name, const struct CMUnitTest *tests, size_t count) {
+    char group[256];
+    api_backend = MEGAMOE_CUDA_PORTABLE;
+    if (megamoe_device_probe(api_backend, 0) != MEGAMOE_OK) {
+        printf("skipped %s on cuda-portable: %s\n", name, megamoe_error_message());
+        return 77;
+    }
+    snprintf(group, sizeof group, "%s on cuda-portable", name);
+    int failures = _cmocka_run_group_tests(group, tests, count, NULL, NULL);
+    api_free_all();
+    return failures;
+}
+
 int api_run_everywhere(const char *name, const struct CMUnitTest *tests, size_t count) {
     static const struct {
         megamoe_backend id;
@@ -219,7 +233,9 @@ int api_run_everywhere(const char *name, const struct CMUnitTest *tests, size_t 
                   {MEGAMOE_CPU, "cpu", "avx2"},
                   {MEGAMOE_CPU, "cpu", "avx512"},
                   {MEGAMOE_CPU, "cpu", "amx"}};
+    const char *only = getenv("API_BACKEND");
     int failures = 0;
+    if (only && strcmp(only, "cuda-portable") == 0) return run_on_gpu(name, tests, count);
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         char group[256];
         api_backend = places[i].id;

@@ -189,6 +189,7 @@ static void thread_main(void *argument) {
     const struct sm100_model_launch &spec = thread->cta->launch->spec;
     spec.kernel(spec.args);
     thread->done = true;
+    thread->warp->done |= 1u << thread->lane;
     thread->at = "its end";
     thread->op++;
     make_unready(thread);
@@ -204,7 +205,8 @@ static std::unique_ptr<Cta> cta_new(Launch &launch, Cluster &cluster, uint32_t i
     cta->cluster = &cluster;
     cta->index = index;
     cta->rank = static_cast<uint32_t>(cluster.ctas.size());
-    cta->shared_bytes = shared_start + launch.spec.dynamic_shared_bytes;
+    cta->dynamic_start = shared_start + (machine->options.static_shared_bytes + 1023) / 1024 * 1024;
+    cta->shared_bytes = cta->dynamic_start + launch.spec.dynamic_shared_bytes;
     return cta;
 }
 
@@ -217,6 +219,13 @@ static void cta_start(Cta &cta) {
     cta.tmem.assign(tmem_lanes * tmem_columns, 0x7FA5A5A5u);
     cta.tmem_cells.assign(4 * tmem_columns, Cell());
     cta.alive = launch.spec.block;
+    if (launch.free_stacks.empty()) {
+        cta.stacks = machine->stacks_used;
+        machine->stacks_used += launch.spec.block;
+    } else {
+        cta.stacks = launch.free_stacks.back();
+        launch.free_stacks.pop_back();
+    }
     for (uint32_t w = 0; w < launch.spec.block / 32; w++) {
         cta.warps.push_back(std::make_unique<Warp>());
         Warp &warp = *cta.warps.back();
@@ -234,7 +243,7 @@ static void cta_start(Cta &cta) {
             thread.id = static_cast<uint32_t>(machine->threads.size());
             machine->threads.push_back(&thread);
             warp.threads[lane] = &thread;
-            fiber_prepare(thread.fiber, fiber_stack(machine->stacks, machine->stacks_used++), fiber_stack_bytes,
+            fiber_prepare(thread.fiber, fiber_stack(machine->stacks, cta.stacks + thread.tid), fiber_stack_bytes,
                           thread_main, &thread);
             make_ready(&thread);
         }
@@ -258,15 +267,23 @@ static void cta_end(Cta &cta) {
     tmem_check_at_exit(cta);
     cta.ended = true;
     cta.launch->ctas_ended++;
+    cta.launch->free_stacks.push_back(cta.stacks);
     cta.shadow.close();
+    std::vector<uint8_t>().swap(cta.shared);
     machine->progress++;
+    if (cta.cluster->ctas.size() > 1) return; // the pair may still use its tensor memory
+    std::vector<uint32_t>().swap(cta.tmem);
+    std::vector<Cell>().swap(cta.tmem_cells);
 }
 
-// Starts whole clusters while the limit of resident CTAs allows it. A stack serves one thread for the whole run.
+static uint32_t resident_max(const Launch &launch) {
+    const uint32_t grid = launch.spec.grid, wanted = machine->options.resident_ctas;
+    return wanted ? std::min(std::max(wanted, launch.spec.cluster), grid) : grid;
+}
+
+// Starts whole clusters while the limit of resident CTAs allows it.
 static void launch_fill(Launch &launch) {
-    const uint32_t cluster_size = launch.spec.cluster;
-    uint32_t limit = machine->options.resident_ctas ? machine->options.resident_ctas : launch.spec.grid;
-    limit = std::max(limit, cluster_size);
+    const uint32_t cluster_size = launch.spec.cluster, limit = resident_max(launch);
     while (launch.ctas_started < launch.spec.grid && launch.ctas_started - launch.ctas_ended + cluster_size <= limit) {
         launch.clusters.push_back(std::make_unique<Cluster>());
         Cluster &cluster = *launch.clusters.back();
@@ -490,7 +507,7 @@ static void machine_open(Machine &state, const struct sm100_model_launch *launch
         if (!launch.spec.cluster) launch.spec.cluster = 1;
         if (!launch.spec.name) launch.spec.name = "kernel";
         launch.index = i;
-        state.stack_count += size_t{launch.spec.grid} * launch.spec.block;
+        state.stack_count += size_t{resident_max(launch)} * launch.spec.block;
     }
 }
 

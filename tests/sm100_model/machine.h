@@ -149,6 +149,7 @@ struct Thread {
     const void *poll_address = nullptr;
     uint64_t poll_value = 0;
     void *collective_pointer = nullptr; // in: where a warp-wide instruction puts its registers
+    bool reads_unused = false;          // its loads from shared memory get random bytes and are not checked for order
     uint64_t collective_in = 0, collective_in2 = 0, collective_out = 0;
     TensorPipe pipe;
 };
@@ -165,8 +166,8 @@ struct Warp {
     Cta *cta;
     uint32_t index;
     Thread *threads[32];
-    uint32_t ready = 0;
-    int list_position = -1; // in Machine::ready_warps
+    uint32_t ready = 0, done = 0; // lanes
+    int list_position = -1;       // in Machine::ready_warps
     uint32_t agent = 0, time = 1;
     Clock clock;        // what ordinary accesses may rely on
     Clock tensor_clock; // the same as of the last tcgen05.fence::after_thread_sync
@@ -179,7 +180,7 @@ struct Warp {
     uint32_t st_agent = 0, st_issued = 0, st_waited = 0; // tcgen05.st
     uint32_t tensor_lane = 32;                           // the one lane that issues mma and cp
     std::vector<PendingLoad> pending_loads;
-    Collective collectives[4];
+    Collective collectives[8]; // quads may shuffle each by itself
     uint32_t maxnreg = 0;
 };
 
@@ -195,7 +196,8 @@ struct Cta {
     Launch *launch;
     Cluster *cluster;
     uint32_t index, rank; // in the grid, in the cluster
-    uint32_t shared_bytes;
+    size_t stacks;        // number of its first fiber stack
+    uint32_t dynamic_start, shared_bytes;
     std::vector<uint8_t> shared; // indexed by offset, including shared_start
     Shadow shadow;
     std::vector<std::unique_ptr<Mbarrier>> mbarriers;
@@ -225,9 +227,16 @@ struct Cluster {
     std::vector<Thread *> waiters;
     PairRequest requests[8]; // one per pair
 };
+struct SharedVariable { // a CUDA __shared__ variable: the same place in every CTA of a launch
+    const void *key;
+    uint32_t offset;
+};
 struct Launch {
     struct sm100_model_launch spec;
     uint32_t index = 0;
+    std::vector<SharedVariable> variables;
+    uint32_t variables_end = shared_start;
+    std::vector<size_t> free_stacks; // of CTAs that have ended
     std::vector<std::unique_ptr<Cta>> ctas;
     std::vector<std::unique_ptr<Cluster>> clusters;
     uint32_t ctas_started = 0, ctas_ended = 0;
@@ -247,7 +256,7 @@ struct Machine {
     Fiber scheduler;
     Thread *current = nullptr;
     void *stacks = nullptr;
-    size_t stack_count = 0, stacks_used = 0;
+    size_t stack_count = 0, stacks_used = 0; // a CTA takes over the stacks of one that has ended
     uint64_t random_state = 1;
     uint32_t eagerness = 0, preemption = 0; // chances out of 65536, per seed
     uint32_t elected_lane_seed = 0;
@@ -301,6 +310,8 @@ std::string mbarrier_text(const Mbarrier &bar);
 Cta &cta_of_address(Cta &own, uint32_t address, const char *use);
 uint32_t shared_address(const Cta &cta, uint32_t offset);
 void shared_check_range(const Cta &cta, uint32_t offset, uint32_t bytes, const char *use);
+// Checks an access of the current thread and tells where the bytes are. remote: another CTA's are allowed.
+uint8_t *shared_generic(const char *instruction, uint32_t address, uint32_t bytes, bool remote, Access access);
 void shared_access(Cta &cta, uint32_t offset, uint32_t bytes, const Actor &actor, Access access);
 Region &region_of(const void *address, size_t bytes, const char *use);
 void global_access(Region &region, const void *address, size_t bytes, const Actor &actor, Access access);

@@ -204,7 +204,7 @@ void shared_check_range(const Cta &cta, uint32_t offset, uint32_t bytes, const c
     if (cta.ended) trap("%s shared memory of CTA %u, which has ended", use, cta.index);
     if (offset < shared_start || uint64_t{offset} + bytes > cta.shared_bytes)
         trap("%s %u bytes at shared 0x%x, outside the %u bytes of dynamic shared memory at 0x%x", use, bytes, offset,
-             cta.shared_bytes - shared_start, shared_start);
+             cta.shared_bytes - cta.dynamic_start, cta.dynamic_start);
 }
 
 void shared_access(Cta &cta, uint32_t offset, uint32_t bytes, const Actor &actor, Access access) {
@@ -212,13 +212,23 @@ void shared_access(Cta &cta, uint32_t offset, uint32_t bytes, const Actor &actor
     shadow_access(cta.shadow, {&cta, nullptr, offset}, bytes, actor, access);
 }
 
-static uint8_t *shared_generic(const char *instruction, uint32_t address, uint32_t bytes, bool remote, Access access) {
+static uint8_t *random_bytes(void) {
+    static uint8_t bytes[16];
+    for (uint8_t &byte : bytes) byte = static_cast<uint8_t>(random_below(256));
+    return bytes;
+}
+
+uint8_t *shared_generic(const char *instruction, uint32_t address, uint32_t bytes, bool remote, Access access) {
     Thread &thread = enter(instruction);
     Cta &cta = cta_of_address(*thread.cta, address, instruction);
     if (!remote && &cta != thread.cta)
         trap("the address 0x%x lies in another CTA: use the shared::cluster form", address);
     const uint32_t offset = address & 0xFFFFFF;
     if (offset % bytes) trap("the address 0x%x is not a multiple of %u", address, bytes);
+    if (access == Access::read && thread.reads_unused) {
+        shared_check_range(cta, offset, bytes, "reads");
+        return random_bytes();
+    }
     shared_access(cta, offset, bytes, actor_generic(thread), access);
     return cta.shared.data() + offset;
 }
@@ -427,7 +437,7 @@ void sm100_model_memory_free(void *base) {
 
 uint32_t shared_base(void) {
     const Thread &thread = enter("shared_base");
-    return shared_address(*thread.cta, shared_start);
+    return shared_address(*thread.cta, thread.cta->dynamic_start);
 }
 
 void shared_name(uint32_t addr, const char *format, uint32_t number) {

@@ -55,6 +55,7 @@ SM100_DEVICE void check_threads(uint32_t addr, void *g) {
     ptx::mbarrier_arrive_expect_tx_release_cluster(peer, 16);
     while (!ptx::mbarrier_try_wait_parity(addr, 0)) {
     }
+    ptx::mbarrier_wait_parity(addr, 0);
     while (!ptx::mbarrier_try_wait_parity_acquire_cluster(addr, 0)) {
     }
     v += ptx::mbarrier_test_wait_parity(addr, 0);
@@ -71,6 +72,8 @@ SM100_DEVICE void check_loads_and_stores(uint32_t a, void *g) {
     ptx::st_shared_f32(a, ptx::ld_shared_f32(a));
     ptx::st_shared_v2_u32(a, ptx::ld_shared_v2_u32(a));
     ptx::st_shared_v4_u32(a, ptx::ld_shared_v4_u32(a));
+    ptx::st_shared_v4_u32(a, ptx::ldmatrix_m8n8_x4_b16(a));
+    ptx::st_shared_v4_f32(a, ptx::ld_shared_v4_f32(a).x, 1.0f, 2.0f, 3.0f);
     ptx::st_shared_cluster_u32(a, ptx::ld_shared_cluster_u32(a));
     ptx::st_shared_cluster_v4_u32(a, ptx::ld_global_nc_v4_u32(g));
     ptx::st_global_u8(g, (uint8_t)(ptx::ld_global_u8(g) + ptx::ld_global_nc_u8(g)));
@@ -103,12 +106,14 @@ SM100_DEVICE void check_loads_and_stores(uint32_t a, void *g) {
 SM100_DEVICE void check_copies(uint32_t a, void *g, const struct sm100_tensor_map *map) {
     const uint64_t policy = ptx::cache_evict_first + ptx::cache_evict_last + ptx::cache_evict_normal;
     ptx::cp_async_bulk_shared_cluster_global(a, g, 16, a);
+    ptx::cp_async_bulk_shared_cluster_global_cache_hint(a, g, 16, a, ptx::createpolicy_evict_first());
     ptx::cp_async_bulk_shared_cluster_global_multicast(a, g, 16, a, 3);
     ptx::cp_async_bulk_shared_cluster_shared_cta(a, a, 16, a);
     ptx::cp_async_bulk_global_shared_cta(g, a, 16);
     ptx::cp_async_bulk_prefetch_L2_global(g, 16);
     ptx::prefetch_tensormap(map);
     ptx::cp_async_bulk_tensor_2d(a, map, 0, 0, a, policy);
+    ptx::cp_async_bulk_tensor_2d_no_hint(a, map, 0, 0, a);
     ptx::cp_async_bulk_tensor_3d(a, map, 0, 0, 0, a, policy);
     ptx::cp_async_bulk_tensor_2d_multicast(a, map, 0, 0, a, 3, policy);
     ptx::cp_async_bulk_tensor_3d_multicast(a, map, 0, 0, 0, a, 3, policy);
@@ -123,6 +128,11 @@ SM100_DEVICE void check_arithmetic(void *g) {
     float x = ptx::ld_global_f32(g);
     x = ptx::add_rn_f32(x, ptx::mul_rn_f32(x, ptx::fma_rn_f32(x, x, ptx::div_rn_f32(x, 3.0f))));
     x = ptx::ex2_approx_ftz_f32(ptx::rcp_approx_ftz_f32(x));
+    x = ptx::min_NaN_f32(x, ptx::max_NaN_f32(x, 1.0f));
+    const uint32_t w = ptx::prmt_b32(ptx::mul_rn_bf16x2(ptx::mov_b32_f32(x), 0x3F803F80u), 0, 0x4140);
+    float d[4] = {x, x, x, x};
+    ptx::mma_m16n8k16_f32_bf16(d, w, w, w, w, w, w);
+    x += d[3];
     const uint16_t e4m3x2 = ptx::cvt_rn_satfinite_e4m3x2_f32(x, x);
     x += ptx::cvt_f32_f16((uint16_t)ptx::cvt_rn_f16x2_e4m3x2(e4m3x2));
     ptx::st_global_u32(g, ptx::cvt_rn_bf16x2_f32(x, ptx::mov_f32_b32(ptx::mov_b32_f32(x))));

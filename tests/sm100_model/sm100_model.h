@@ -38,7 +38,8 @@ enum sm100_model_data_type {
     SM100_MODEL_U32,
     SM100_MODEL_F32,
     SM100_MODEL_BF16,
-    SM100_MODEL_U4_ALIGN8B
+    SM100_MODEL_U4_ALIGN8B,
+    SM100_MODEL_U64
 };
 enum sm100_model_swizzle {
     SM100_MODEL_SWIZZLE_NONE,
@@ -72,6 +73,9 @@ struct sm100_model_options {
     int time_runs;          /* 1: when nothing else can happen, globaltimer jumps ahead so that bounded waits can
                                expire; 0: that situation is reported as a deadlock */
     uint64_t steps_max;     /* fiber switches before the run is called endless; 0 means 2 billion */
+    /* Kernels in CUDA's own words (sm100_model_cuda.h): */
+    uint32_t grid_x, grid_y;      /* the launch's grid is x * y * z CTAs; 0 means one dimension */
+    uint32_t static_shared_bytes; /* room before the dynamic shared memory for MM_SHARED variables */
 };
 
 enum sm100_model_status { SM100_MODEL_OK = 0, SM100_MODEL_TRAP = 1, SM100_MODEL_DEADLOCK = 2, SM100_MODEL_USAGE = 3 };

@@ -1,4 +1,4 @@
-/* The wrappers of src/backend/sm100/ptx.cuh as the model provides them: the same names and signatures, functions
+/* The wrappers of src/backend/cuda/ptx.cuh as the model provides them: the same names and signatures, functions
  * instead of instructions. Comments are in ptx.cuh. */
 #ifndef SM100_MODEL_PTX_H
 #define SM100_MODEL_PTX_H
@@ -6,7 +6,17 @@
 #include <stdint.h>
 #include <math.h>
 #include <string.h>
-#include "tensor_map.h"
+
+/* CUDA's own vectors, which nvcc knows without being told. */
+struct alignas(8) uint2 {
+    uint32_t x, y;
+};
+struct alignas(16) uint4 {
+    uint32_t x, y, z, w;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
 
 uint32_t shared_base(void);
 void shared_name(uint32_t addr, const char *format, uint32_t number);
@@ -28,12 +38,8 @@ void tcgen05_st(uint32_t taddr, const uint32_t *r, uint32_t num);
 
 namespace ptx {
 
-struct u32x2 {
-    uint32_t x, y;
-};
-struct alignas(16) u32x4 {
-    uint32_t x, y, z, w;
-};
+using u32x2 = uint2;
+using u32x4 = uint4;
 constexpr uint64_t cache_evict_normal = 0x1000000000000000ull;
 constexpr uint64_t cache_evict_first = 0x12F0000000000000ull;
 constexpr uint64_t cache_evict_last = 0x14F0000000000000ull;
@@ -98,7 +104,13 @@ void mbarrier_arrive_release_cluster(uint32_t addr);
 void mbarrier_arrive_expect_tx_release_cluster(uint32_t addr, uint32_t tx_count);
 uint32_t mbarrier_try_wait_parity(uint32_t addr, uint32_t phaseParity);
 uint32_t mbarrier_try_wait_parity_acquire_cluster(uint32_t addr, uint32_t phaseParity);
+inline void mbarrier_wait_parity(uint32_t addr, uint32_t phaseParity) {
+    while (!mbarrier_try_wait_parity(addr, phaseParity)) {
+    }
+}
 uint32_t mbarrier_test_wait_parity(uint32_t addr, uint32_t phaseParity);
+
+uint32_t cvta_to_shared(const void *a);
 
 #define SM100_MODEL_LD_ST(suffix, type)                                                                                \
     type ld_shared_##suffix(uint32_t a);                                                                               \
@@ -114,6 +126,9 @@ SM100_MODEL_LD_ST(f32, float)
 SM100_MODEL_LD_ST(v2_u32, u32x2)
 SM100_MODEL_LD_ST(v4_u32, u32x4)
 #undef SM100_MODEL_LD_ST
+float4 ld_shared_v4_f32(uint32_t a);
+void st_shared_v4_f32(uint32_t a, float b0, float b1, float b2, float b3);
+u32x4 ldmatrix_m8n8_x4_b16(uint32_t p);
 uint32_t ld_shared_cluster_u32(uint32_t a);
 void st_shared_cluster_u32(uint32_t a, uint32_t b);
 void st_shared_cluster_v4_u32(uint32_t a, u32x4 b);
@@ -147,6 +162,10 @@ uint32_t atom_relaxed_gpu_exch_b32(void *a, uint32_t b);
 uint32_t atom_acq_rel_gpu_cas_b32(void *a, uint32_t b, uint32_t c);
 
 void cp_async_bulk_shared_cluster_global(uint32_t dstMem, const void *srcMem, uint32_t size, uint32_t mbar);
+inline void cp_async_bulk_shared_cluster_global_cache_hint(uint32_t dstMem, const void *srcMem, uint32_t size,
+                                                           uint32_t mbar, uint64_t) {
+    cp_async_bulk_shared_cluster_global(dstMem, srcMem, size, mbar);
+}
 void cp_async_bulk_shared_cluster_global_multicast(uint32_t dstMem, const void *srcMem, uint32_t size, uint32_t mbar,
                                                    uint16_t ctaMask);
 void cp_async_bulk_shared_cluster_shared_cta(uint32_t dstMem, uint32_t srcMem, uint32_t size, uint32_t mbar);
@@ -160,26 +179,31 @@ template <int N> inline void cp_async_bulk_wait_group_read(void) {
     model::bulk_wait_group(N, true);
 }
 
-void prefetch_tensormap(const struct sm100_tensor_map *a);
+void prefetch_tensormap(const void *a);
 #define SM100_MODEL_TENSOR_LOAD(suffix)                                                                                \
-    void cp_async_bulk_tensor_2d##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap, int32_t c0,        \
-                                         int32_t c1, uint32_t mbar, uint64_t cache_policy);                            \
-    void cp_async_bulk_tensor_3d##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap, int32_t c0,        \
-                                         int32_t c1, int32_t c2, uint32_t mbar, uint64_t cache_policy);                \
-    void cp_async_bulk_tensor_2d_multicast##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap,          \
-                                                   int32_t c0, int32_t c1, uint32_t mbar, uint16_t ctaMask,            \
-                                                   uint64_t cache_policy);                                             \
-    void cp_async_bulk_tensor_3d_multicast##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap,          \
-                                                   int32_t c0, int32_t c1, int32_t c2, uint32_t mbar,                  \
-                                                   uint16_t ctaMask, uint64_t cache_policy);
+    void cp_async_bulk_tensor_2d##suffix(uint32_t dstMem, const void *tensorMap, int32_t c0, int32_t c1,               \
+                                         uint32_t mbar, uint64_t cache_policy);                                        \
+    void cp_async_bulk_tensor_3d##suffix(uint32_t dstMem, const void *tensorMap, int32_t c0, int32_t c1, int32_t c2,   \
+                                         uint32_t mbar, uint64_t cache_policy);                                        \
+    void cp_async_bulk_tensor_2d_multicast##suffix(uint32_t dstMem, const void *tensorMap, int32_t c0, int32_t c1,     \
+                                                   uint32_t mbar, uint16_t ctaMask, uint64_t cache_policy);            \
+    void cp_async_bulk_tensor_3d_multicast##suffix(uint32_t dstMem, const void *tensorMap, int32_t c0, int32_t c1,     \
+                                                   int32_t c2, uint32_t mbar, uint16_t ctaMask,                        \
+                                                   uint64_t cache_policy);
 SM100_MODEL_TENSOR_LOAD()
 SM100_MODEL_TENSOR_LOAD(_cta_group_2)
 #undef SM100_MODEL_TENSOR_LOAD
-void cp_async_bulk_tensor_2d_gather4(uint32_t dstMem, const struct sm100_tensor_map *tensorMap, int32_t x, int32_t y0,
-                                     int32_t y1, int32_t y2, int32_t y3, uint32_t mbar);
-void cp_async_bulk_tensor_2d_store(const struct sm100_tensor_map *tensorMap, int32_t c0, int32_t c1, uint32_t srcMem);
-void cp_async_bulk_tensor_3d_store(const struct sm100_tensor_map *tensorMap, int32_t c0, int32_t c1, int32_t c2,
-                                   uint32_t srcMem);
+inline void cp_async_bulk_tensor_2d_no_hint(uint32_t dstMem, const void *tensorMap, int32_t c0, int32_t c1,
+                                            uint32_t mbar) {
+    cp_async_bulk_tensor_2d(dstMem, tensorMap, c0, c1, mbar, cache_evict_normal);
+}
+inline uint64_t createpolicy_evict_first(void) {
+    return cache_evict_first;
+}
+void cp_async_bulk_tensor_2d_gather4(uint32_t dstMem, const void *tensorMap, int32_t x, int32_t y0, int32_t y1,
+                                     int32_t y2, int32_t y3, uint32_t mbar);
+void cp_async_bulk_tensor_2d_store(const void *tensorMap, int32_t c0, int32_t c1, uint32_t srcMem);
+void cp_async_bulk_tensor_3d_store(const void *tensorMap, int32_t c0, int32_t c1, int32_t c2, uint32_t srcMem);
 
 template <int cta_group> inline void tcgen05_alloc(uint32_t dst, uint32_t nCols) {
     model::tcgen05_alloc(cta_group, dst, nCols);
@@ -223,6 +247,11 @@ uint16_t cvt_rn_satfinite_e4m3x2_f32(float a, float b);
 uint32_t cvt_rn_f16x2_e4m3x2(uint16_t a);
 float cvt_f32_f16(uint16_t a);
 uint32_t cvt_rn_bf16x2_f32(float a, float b);
+float min_NaN_f32(float a, float b);
+float max_NaN_f32(float a, float b);
+uint32_t mul_rn_bf16x2(uint32_t a, uint32_t b);
+uint32_t prmt_b32(uint32_t a, uint32_t b, uint32_t c);
+void mma_m16n8k16_f32_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1);
 float ex2_approx_ftz_f32(float a);
 float rcp_approx_ftz_f32(float a);
 inline float add_rn_f32(float a, float b) {

@@ -3,7 +3,7 @@
 // Every case prints a line with a digest of all bytes it produced, and the first of them. CI compares the lines of the
 // model, over several schedules, with those recorded on the GPU (recorded/h200_sm90_common.txt). Nothing here depends
 // on timing, on addresses or on which lane elect.sync picks.
-//   GPU:   nvcc -std=c++17 -O1 -fmad=false -gencode arch=compute_90a,code=sm_90a -o sm90_common sm90_common.cu
+//   GPU:   nvcc -std=c++17 -O1 -fmad=false -I../../src -arch=sm_90a -o sm90_common sm90_common.cu
 //   model: built by CMakeLists.txt; sm90_common [--seed N] [--compare FILE]
 #include "../../src/backend/sm100/device.h"
 #include "ptx_wgmma.cuh"

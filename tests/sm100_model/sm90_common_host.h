@@ -85,7 +85,7 @@ static void header_print(void) {
 #else
 #    include "sm100_model.h"
 
-static struct sm100_model_options model_options = {sizeof(struct sm100_model_options), 0, 0, 0, 0, 0};
+static struct sm100_model_options model_options = {sizeof(struct sm100_model_options), 0, 0, 0, 0, 0, 0, 0, 0};
 
 static uint8_t *device_alloc(size_t bytes, const char *name) {
     return (uint8_t *)sm100_model_memory_alloc(bytes, name, SM100_MODEL_READ_WRITE);

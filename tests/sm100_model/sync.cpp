@@ -28,10 +28,10 @@ static Collective &collective_of(Warp &warp, const char *what, uint32_t mask) {
             if (!free_slot) free_slot = &c;
             continue;
         }
-        if (c.mask == mask && !strcmp(c.what, what)) return c;
+        if (c.mask == mask && (c.what == what || !strcmp(c.what, what))) return c;
         if (c.mask & mask) trap("lanes of one warp have diverged: others (%08x) are at %s", c.arrived, c.what);
     }
-    if (!free_slot) trap("more than four groups of lanes at once");
+    if (!free_slot) trap("more than eight groups of lanes at once");
     free_slot->what = what;
     free_slot->mask = mask;
     free_slot->arrived = 0;
@@ -44,9 +44,8 @@ bool collective_gather(const char *what, uint32_t mask) {
     if (!((mask >> thread.lane) & 1)) trap("the mask %08x does not contain this lane", mask);
     Collective &c = collective_of(warp, what, mask);
     c.arrived |= 1u << thread.lane;
-    for (uint32_t lane = 0; lane < 32; lane++)
-        if (((mask >> lane) & 1) && warp.threads[lane]->done)
-            trap("the mask %08x contains lane %u, which has exited", mask, lane);
+    if (mask & warp.done)
+        trap("the mask %08x contains lane %d, which has exited", mask, __builtin_ctz(mask & warp.done));
     if (c.arrived == mask) return true;
     Wait wait;
     wait.kind = Wait::lanes;

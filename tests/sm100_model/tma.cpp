@@ -47,18 +47,18 @@ static void map_store(struct sm100_tensor_map *map, const TensorMap &m) {
 }
 
 static uint32_t type_bits(uint32_t type) {
-    static const uint32_t bits[] = {8, 16, 32, 32, 16, 4};
+    static const uint32_t bits[] = {8, 16, 32, 32, 16, 4, 64};
     return bits[type];
 }
 
-static TensorMap map_read(const struct sm100_tensor_map *map) {
-    if (reinterpret_cast<uintptr_t>(map) % 64)
-        trap("the tensor map at %p is not 64-byte aligned", static_cast<const void *>(map));
-    const char *p = reinterpret_cast<const char *>(map), *stacks = static_cast<const char *>(machine->stacks);
+static TensorMap map_read(const void *address) {
+    if (reinterpret_cast<uintptr_t>(address) % 64) trap("the tensor map at %p is not 64-byte aligned", address);
+    const char *p = static_cast<const char *>(address), *stacks = static_cast<const char *>(machine->stacks);
     if (p >= stacks && p < static_cast<const char *>(fiber_stack(machine->stacks, machine->stack_count)))
         trap("the tensor map is a local copy: pass the address of the kernel's argument");
+    const struct sm100_tensor_map *map = static_cast<const struct sm100_tensor_map *>(address);
     if ((map->opaque[0] & 0xFFFFFFFFFF000000u) != map_magic || map->opaque[15] != map_sum(map))
-        trap("the tensor map at %p has not been encoded", static_cast<const void *>(map));
+        trap("the tensor map at %p has not been encoded", address);
     TensorMap m;
     m.type = map->opaque[0] >> 16 & 255;
     m.rank = map->opaque[0] >> 8 & 255;
@@ -149,7 +149,7 @@ static uint32_t stored_end(const Box &box, uint32_t last) {
     return std::min((last + 15) / 16 * 16, box.map.row_bytes());
 }
 
-static Box box_at(const struct sm100_tensor_map *map, uint32_t rank, int64_t c0, int64_t c1, int64_t c2) {
+static Box box_at(const void *map, uint32_t rank, int64_t c0, int64_t c1, int64_t c2) {
     Box box = {};
     box.map = map_read(map);
     if (box.map.rank != rank) trap("a %u-dimensional copy with a tensor map of rank %u", rank, box.map.rank);
@@ -472,34 +472,32 @@ int sm100_model_tensor_map_encode(struct sm100_tensor_map *map, enum sm100_model
 
 namespace ptx {
 
-void prefetch_tensormap(const struct sm100_tensor_map *a) {
+void prefetch_tensormap(const void *a) {
     enter("prefetch.tensormap");
     map_read(a);
 }
 
 #define TENSOR_LOAD(suffix, text, signal)                                                                              \
-    void cp_async_bulk_tensor_2d##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap, int32_t c0,        \
-                                         int32_t c1, uint32_t mbar, uint64_t) {                                        \
+    void cp_async_bulk_tensor_2d##suffix(uint32_t dstMem, const void *tensorMap, int32_t c0, int32_t c1,               \
+                                         uint32_t mbar, uint64_t) {                                                    \
         const char *name = "cp.async.bulk.tensor.2d" text;                                                             \
         enter_synchronizing(name);                                                                                     \
         tensor_load(name, dstMem, box_at(tensorMap, 2, c0, c1, 0), mbar, -1, signal);                                  \
     }                                                                                                                  \
-    void cp_async_bulk_tensor_3d##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap, int32_t c0,        \
-                                         int32_t c1, int32_t c2, uint32_t mbar, uint64_t) {                            \
+    void cp_async_bulk_tensor_3d##suffix(uint32_t dstMem, const void *tensorMap, int32_t c0, int32_t c1, int32_t c2,   \
+                                         uint32_t mbar, uint64_t) {                                                    \
         const char *name = "cp.async.bulk.tensor.3d" text;                                                             \
         enter_synchronizing(name);                                                                                     \
         tensor_load(name, dstMem, box_at(tensorMap, 3, c0, c1, c2), mbar, -1, signal);                                 \
     }                                                                                                                  \
-    void cp_async_bulk_tensor_2d_multicast##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap,          \
-                                                   int32_t c0, int32_t c1, uint32_t mbar, uint16_t ctaMask,            \
-                                                   uint64_t) {                                                         \
+    void cp_async_bulk_tensor_2d_multicast##suffix(uint32_t dstMem, const void *tensorMap, int32_t c0, int32_t c1,     \
+                                                   uint32_t mbar, uint16_t ctaMask, uint64_t) {                        \
         const char *name = "cp.async.bulk.tensor.2d.multicast" text;                                                   \
         enter_synchronizing(name);                                                                                     \
         tensor_load(name, dstMem, box_at(tensorMap, 2, c0, c1, 0), mbar, ctaMask, signal);                             \
     }                                                                                                                  \
-    void cp_async_bulk_tensor_3d_multicast##suffix(uint32_t dstMem, const struct sm100_tensor_map *tensorMap,          \
-                                                   int32_t c0, int32_t c1, int32_t c2, uint32_t mbar,                  \
-                                                   uint16_t ctaMask, uint64_t) {                                       \
+    void cp_async_bulk_tensor_3d_multicast##suffix(uint32_t dstMem, const void *tensorMap, int32_t c0, int32_t c1,     \
+                                                   int32_t c2, uint32_t mbar, uint16_t ctaMask, uint64_t) {            \
         const char *name = "cp.async.bulk.tensor.3d.multicast" text;                                                   \
         enter_synchronizing(name);                                                                                     \
         tensor_load(name, dstMem, box_at(tensorMap, 3, c0, c1, c2), mbar, ctaMask, signal);                            \
@@ -507,8 +505,8 @@ void prefetch_tensormap(const struct sm100_tensor_map *a) {
 TENSOR_LOAD(, "", Signal::same_cta)
 TENSOR_LOAD(_cta_group_2, ".cta_group::2", Signal::pair)
 
-void cp_async_bulk_tensor_2d_gather4(uint32_t dstMem, const struct sm100_tensor_map *tensorMap, int32_t x, int32_t y0,
-                                     int32_t y1, int32_t y2, int32_t y3, uint32_t mbar) {
+void cp_async_bulk_tensor_2d_gather4(uint32_t dstMem, const void *tensorMap, int32_t x, int32_t y0, int32_t y1,
+                                     int32_t y2, int32_t y3, uint32_t mbar) {
     const char *name = "cp.async.bulk.tensor.2d.gather4";
     enter_synchronizing(name);
     Box box = box_at(tensorMap, 2, x, y0, 0);
@@ -521,13 +519,12 @@ void cp_async_bulk_tensor_2d_gather4(uint32_t dstMem, const struct sm100_tensor_
     tensor_load(name, dstMem, box, mbar, -1, Signal::same_cta);
 }
 
-void cp_async_bulk_tensor_2d_store(const struct sm100_tensor_map *tensorMap, int32_t c0, int32_t c1, uint32_t srcMem) {
+void cp_async_bulk_tensor_2d_store(const void *tensorMap, int32_t c0, int32_t c1, uint32_t srcMem) {
     const char *name = "cp.async.bulk.tensor.2d store";
     enter_synchronizing(name);
     tensor_store(name, box_at(tensorMap, 2, c0, c1, 0), srcMem);
 }
-void cp_async_bulk_tensor_3d_store(const struct sm100_tensor_map *tensorMap, int32_t c0, int32_t c1, int32_t c2,
-                                   uint32_t srcMem) {
+void cp_async_bulk_tensor_3d_store(const void *tensorMap, int32_t c0, int32_t c1, int32_t c2, uint32_t srcMem) {
     const char *name = "cp.async.bulk.tensor.3d store";
     enter_synchronizing(name);
     tensor_store(name, box_at(tensorMap, 3, c0, c1, c2), srcMem);

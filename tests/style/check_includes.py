@@ -35,8 +35,8 @@ EXTERNAL = {
 # Names that would tie the oracle to the code it judges even without an include.
 SHARED_CODE = re.compile(r"\bmm_((e2m1|e4m3|e8m0|bf16|nvfp4|score)_\w+|swiglu_apply|sigmoid|router_choose)\b")
 
-# Present only where the folder is compiled for the host by its functional model in tests/.
-MODEL_HEADERS = {"backend/sm100": "sm100_model_ptx.h"}
+# Present only where kernels are compiled for the host by the functional model in tests/.
+MODEL_HEADERS = {"backend/cuda": ("sm100_model_ptx.h", "sm100_model_cuda.h")}
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
@@ -72,7 +72,7 @@ def problems_of(path):
                 if re.fullmatch(pattern, name) and own not in allowed:
                     yield f"{path}: <{name}> is only for {', '.join(allowed)}"
             continue
-        if name == MODEL_HEADERS.get(own):
+        if name in MODEL_HEADERS.get(own, ()):
             continue
         found = target(path, name)
         if not found:

@@ -1,16 +1,15 @@
 /* The layer's output: each token's results of L2 in the order of its slots, fp32, the shared expert last, one rounding.
  */
 #include "backend/cuda/args.h"
-#include "backend/cuda/ptx.cuh"
+#include "backend/cuda/device.cuh"
 
 enum { COMBINE_THREADS = 256, COMBINE_VALUES = 8, COMBINE_SLOTS = MM_EXPERTS_PER_TOKEN_MAX };
 
-extern "C" __global__ void __launch_bounds__(COMBINE_THREADS)
-    mm_combine(const __grid_constant__ mm_cuda_combine_args p) {
-    __shared__ int32_t rows[COMBINE_SLOTS];
-    __shared__ float weights[COMBINE_SLOTS];
-    mm_grid_wait();
-    mm_launch_dependents();
+extern "C" __global__ void __launch_bounds__(COMBINE_THREADS) mm_combine(MM_GRID_CONSTANT(mm_cuda_combine_args, p)) {
+    MM_SHARED(int32_t, rows, [COMBINE_SLOTS]);
+    MM_SHARED(float, weights, [COMBINE_SLOTS]);
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
     for (uint32_t token = blockIdx.y; token < p.token_count; token += gridDim.y) {
         __syncthreads();
         if (threadIdx.x < p.slots_per_token) {
@@ -36,8 +35,8 @@ extern "C" __global__ void __launch_bounds__(COMBINE_THREADS)
 #pragma unroll
                 for (int i = 0; i < COMBINE_VALUES; i++) sum[i] += p.shared[(size_t)token * p.columns + n + i];
             *(uint4 *)(p.output + (size_t)token * p.columns + n) =
-                make_uint4(mm_cvt_bf16x2(sum[1], sum[0]), mm_cvt_bf16x2(sum[3], sum[2]), mm_cvt_bf16x2(sum[5], sum[4]),
-                           mm_cvt_bf16x2(sum[7], sum[6]));
+                make_uint4(ptx::cvt_rn_bf16x2_f32(sum[1], sum[0]), ptx::cvt_rn_bf16x2_f32(sum[3], sum[2]),
+                           ptx::cvt_rn_bf16x2_f32(sum[5], sum[4]), ptx::cvt_rn_bf16x2_f32(sum[7], sum[6]));
         }
     }
 }

@@ -13,17 +13,17 @@
 #ifndef MM_CUDA_CONVERT_CUH
 #define MM_CUDA_CONVERT_CUH
 
-#include "backend/cuda/ptx.cuh"
+#include "backend/cuda/device.cuh"
 
 #define MM_CODE_FACTOR 256.0f
 
 /* Eight codes of a word times one scale: pair j is (n_j, n_{j+4}). */
 MM_DEVICE void mm_codes_convert(uint32_t q, uint32_t scale, uint32_t (&pair)[4]) {
     uint32_t q8 = q >> 8;
-    pair[0] = mm_mul_bf16x2(((q & 0x000F000Fu) * 0x1040u) & 0x81C081C0u, scale);
-    pair[1] = mm_mul_bf16x2(((q & 0x00F000F0u) * 0x0104u) & 0x81C081C0u, scale);
-    pair[2] = mm_mul_bf16x2(((q8 & 0x000F000Fu) * 0x1040u) & 0x81C081C0u, scale);
-    pair[3] = mm_mul_bf16x2(((q8 & 0x00F000F0u) * 0x0104u) & 0x81C081C0u, scale);
+    pair[0] = ptx::mul_rn_bf16x2(((q & 0x000F000Fu) * 0x1040u) & 0x81C081C0u, scale);
+    pair[1] = ptx::mul_rn_bf16x2(((q & 0x00F000F0u) * 0x0104u) & 0x81C081C0u, scale);
+    pair[2] = ptx::mul_rn_bf16x2(((q8 & 0x000F000Fu) * 0x1040u) & 0x81C081C0u, scale);
+    pair[3] = ptx::mul_rn_bf16x2(((q8 & 0x00F000F0u) * 0x0104u) & 0x81C081C0u, scale);
 }
 
 /*
@@ -32,7 +32,7 @@ MM_DEVICE void mm_codes_convert(uint32_t q, uint32_t scale, uint32_t (&pair)[4])
  * The sign is dropped: negative scales are refused when a layer is made, and 0x80 is zero.
  */
 MM_DEVICE uint32_t mm_e4m3_scales(uint32_t halves) {
-    return mm_mul_bf16x2(mm_mul_bf16x2((halves & 0x007F007Fu) << 4, 0x7B007B00u), 0x7B007B00u);
+    return ptx::mul_rn_bf16x2(ptx::mul_rn_bf16x2((halves & 0x007F007Fu) << 4, 0x7B007B00u), 0x7B007B00u);
 }
 
 /* One E8M0 byte to a pair of BF16 = 2^(b-127) * 2^118. Layers with b > 136 are refused when made. */
@@ -47,11 +47,11 @@ template <bool MX> MM_DEVICE uint2 mm_group_scales(uint32_t bytes) {
         uint32_t s = mm_e8m0_scale(bytes);
         return make_uint2(s, s);
     }
-    uint32_t s = mm_e4m3_scales(mm_prmt(bytes, 0, 0x4140));
-    return make_uint2(mm_prmt(s, s, 0x1010), mm_prmt(s, s, 0x3232));
+    uint32_t s = mm_e4m3_scales(ptx::prmt_b32(bytes, 0, 0x4140));
+    return make_uint2(ptx::prmt_b32(s, s, 0x1010), ptx::prmt_b32(s, s, 0x3232));
 }
 template <bool MX> MM_DEVICE uint32_t mm_block_scale(uint32_t byte) {
-    return MX ? mm_e8m0_scale(byte) : mm_e4m3_scales(mm_prmt(byte, 0, 0x4040));
+    return MX ? mm_e8m0_scale(byte) : mm_e4m3_scales(ptx::prmt_b32(byte, 0, 0x4040));
 }
 
 /* Where value k of a row stands in the staged row. k = 32t + 8w + i goes to 16 (2w + i/2%2) + 8 (i%2) + 2t + i/4. */

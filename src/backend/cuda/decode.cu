@@ -7,8 +7,7 @@
 #include "backend/cuda/decode.cuh"
 
 #define DECODE_KERNEL(name, l1, mx, quarters)                                                                          \
-    extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 1)                                                    \
-        name(const __grid_constant__ mm_cuda_gemm_args args) {                                                         \
+    extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 1) name(MM_GRID_CONSTANT(mm_cuda_gemm_args, args)) {  \
         decode_kernel<l1, mx, quarters>(args);                                                                         \
     }
 
@@ -32,6 +31,6 @@ DECODE_KERNEL(mm_decode_l2_mxfp4_2, false, true, 2)
 DECODE_KERNEL(mm_decode_l1_nvfp4_14, true, false, 14)
 DECODE_KERNEL(mm_decode_l1_mxfp4_14, true, true, 14)
 #else
-extern "C" __global__ void mm_decode_l1_nvfp4_14(const __grid_constant__ mm_cuda_gemm_args) {}
-extern "C" __global__ void mm_decode_l1_mxfp4_14(const __grid_constant__ mm_cuda_gemm_args) {}
+extern "C" __global__ void mm_decode_l1_nvfp4_14(MM_GRID_CONSTANT(mm_cuda_gemm_args, )) {}
+extern "C" __global__ void mm_decode_l1_mxfp4_14(MM_GRID_CONSTANT(mm_cuda_gemm_args, )) {}
 #endif

@@ -43,12 +43,15 @@ template <int QUARTERS> struct decode_share {
     static constexpr int units = whole + half + quarter;
 };
 
-/* Byte offset of a lane's first code in a row, per kind of unit. Its scale is at an eighth (E8M0: a sixteenth) of it.
+/*
+ * Byte offset of a lane's first code in a row, per kind of unit. Its scale is at an eighth (E8M0: a sixteenth) of it.
+ * Units beyond the row are read as well, from whatever lies there: they meet activations of zero.
  */
 template <bool MX, int QUARTERS> struct decode_places {
-    uint32_t code[3];
-    __device__ __forceinline__ decode_places(int warp, int t) {
+    uint32_t code[3], row_bytes;
+    __device__ __forceinline__ decode_places(int warp, int t, int groups) {
         using share = decode_share<QUARTERS>;
+        row_bytes = groups * 64;
         code[0] = warp * 64 + t * 16;
         code[1] = (share::whole * 16 + (warp >> 1)) * 64 + t * 16 + (warp & 1) * 8;
         code[2] = (share::whole * 16 + share::half * 8 + (warp >> 2)) * 64 + t * 16 + (warp & 3) * 4;
@@ -68,16 +71,17 @@ MM_DEVICE void decode_activations_load(const uint16_t *row, int groups, int warp
 #pragma unroll
         for (int w = 0; w < 4; w++) {
             int group = i * 16 + warp;
-            b[i * 4 + w] = group < groups ? mm_ld_global_v4(row + group * 128 + w * 32 + t * 8) : zero;
+            b[i * 4 + w] = group < groups ? ptx::ld_global_v4_u32(row + group * 128 + w * 32 + t * 8) : zero;
         }
     if (share::half)
 #pragma unroll
         for (int w = 0; w < 2; w++)
-            b[share::whole * 4 + w] =
-                half_group < groups ? mm_ld_global_v4(row + half_group * 128 + (half * 2 + w) * 32 + t * 8) : zero;
+            b[share::whole * 4 + w] = half_group < groups
+                                          ? ptx::ld_global_v4_u32(row + half_group * 128 + (half * 2 + w) * 32 + t * 8)
+                                          : zero;
     if (share::quarter)
         b[QUARTERS - 1] =
-            quarter_group < groups ? mm_ld_global_v4(row + quarter_group * 128 + word * 32 + t * 8) : zero;
+            quarter_group < groups ? ptx::ld_global_v4_u32(row + quarter_group * 128 + word * 32 + t * 8) : zero;
 }
 
 template <int COUNT> MM_DEVICE void decode_activations_transpose(int t, uint4 *b) {
@@ -91,10 +95,10 @@ MM_DEVICE void decode_word(float (&sum)[2][4], uint32_t q0, uint32_t q1, uint32_
     uint32_t low[4], high[4];
     mm_codes_convert(q0, s0, low);
     mm_codes_convert(q1, s1, high);
-    mm_mma_m16n8k16(sum[0], low[0], high[0], low[1], high[1], b0.x, b0.y);
-    if (HEAVY) mm_mma_m16n8k16(sum[1], low[0], high[0], low[1], high[1], b1.x, b1.y);
-    mm_mma_m16n8k16(sum[0], low[2], high[2], low[3], high[3], b0.z, b0.w);
-    if (HEAVY) mm_mma_m16n8k16(sum[1], low[2], high[2], low[3], high[3], b1.z, b1.w);
+    ptx::mma_m16n8k16_f32_bf16(sum[0], low[0], high[0], low[1], high[1], b0.x, b0.y);
+    if (HEAVY) ptx::mma_m16n8k16_f32_bf16(sum[1], low[0], high[0], low[1], high[1], b1.x, b1.y);
+    ptx::mma_m16n8k16_f32_bf16(sum[0], low[2], high[2], low[3], high[3], b0.z, b0.w);
+    if (HEAVY) ptx::mma_m16n8k16_f32_bf16(sum[1], low[2], high[2], low[3], high[3], b1.z, b1.w);
 }
 
 /* A lane's codes and scales of one unit, for its rows g and g + 8. */
@@ -107,21 +111,25 @@ template <bool MX, int QUARTERS>
 MM_DEVICE void decode_unit_load(decode_unit &u, int i, const decode_places<MX, QUARTERS> &at, uint32_t codes,
                                 uint32_t code_step, uint32_t scales, uint32_t scale_step) {
     using share = decode_share<QUARTERS>;
+    const int kind = i < share::whole ? 0 : share::half && i == share::whole ? 1 : 2;
+    shared_reads_unused(at.code[kind] + (kind ? 0 : i * 1024) >= at.row_bytes);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         uint32_t c = codes + r * code_step, s = scales + r * scale_step;
         if (i < share::whole) {
-            u.code[r] = mm_ld_shared_v4(c + at.code[0] + i * 1024);
-            u.scale[r] = MX ? mm_ld_shared_u8(s + at.scale(0) + i * 64) : mm_ld_shared_u16(s + at.scale(0) + i * 128);
+            u.code[r] = ptx::ld_shared_v4_u32(c + at.code[0] + i * 1024);
+            u.scale[r] =
+                MX ? ptx::ld_shared_u8(s + at.scale(0) + i * 64) : ptx::ld_shared_u16(s + at.scale(0) + i * 128);
         } else if (share::half && i == share::whole) {
-            uint2 v = mm_ld_shared_v2(c + at.code[1]);
+            uint2 v = ptx::ld_shared_v2_u32(c + at.code[1]);
             u.code[r].x = v.x, u.code[r].y = v.y;
-            u.scale[r] = mm_ld_shared_u8(s + at.scale(1));
+            u.scale[r] = ptx::ld_shared_u8(s + at.scale(1));
         } else {
-            u.code[r].x = mm_ld_shared_u32(c + at.code[2]);
-            u.scale[r] = mm_ld_shared_u8(s + at.scale(2));
+            u.code[r].x = ptx::ld_shared_u32(c + at.code[2]);
+            u.scale[r] = ptx::ld_shared_u8(s + at.scale(2));
         }
     }
+    shared_reads_unused(false);
 }
 
 template <bool MX, int QUARTERS, bool HEAVY>
@@ -180,14 +188,15 @@ template <bool L1> MM_DEVICE decode_run decode_run_find(const mm_cuda_gemm_args 
 MM_DEVICE void decode_full_issue(const mm_cuda_gemm_args &p, const mm_cuda_expert *e, int tile, uint32_t dst,
                                  uint32_t bar, uint64_t policy) {
     const uint32_t code_bytes = p.k / 2, scale_bytes = p.scale_row_bytes;
-    mm_mbarrier_expect(bar, 16 * (code_bytes + scale_bytes));
+    ptx::mbarrier_arrive_expect_tx(bar, 16 * (code_bytes + scale_bytes));
 #pragma unroll 2
     for (int c = 0; c < 4; c++) {
         const mm_cuda_matrix *m = c < 2 ? &e->gate : &e->up;
         size_t row = (size_t)tile * 8 + c % 2 * 4;
-        mm_bulk_load(dst + c * 4 * code_bytes, m->codes + row * code_bytes, 4 * code_bytes, bar, policy);
-        mm_bulk_load(dst + 16 * code_bytes + c * 4 * scale_bytes, m->scales + row * scale_bytes, 4 * scale_bytes, bar,
-                     policy);
+        ptx::cp_async_bulk_shared_cluster_global_cache_hint(dst + c * 4 * code_bytes, m->codes + row * code_bytes,
+                                                            4 * code_bytes, bar, policy);
+        ptx::cp_async_bulk_shared_cluster_global_cache_hint(
+            dst + 16 * code_bytes + c * 4 * scale_bytes, m->scales + row * scale_bytes, 4 * scale_bytes, bar, policy);
     }
 }
 
@@ -201,11 +210,11 @@ MM_DEVICE void decode_split_issue(const mm_cuda_gemm_args &p, int expert, int it
      * pitch. */
     const int code_x = pass ? (int)p.k / 32 : PASSES == 2 ? -4 : 0, scale_x = pass * (int)p.scale_row_bytes / 16;
     const int row0 = L1 ? item * 16 : item * 32, row1 = L1 ? row0 : row0 + 16, up = L1 ? 2 : 0;
-    mm_mbarrier_expect(bar, 32 * (p.code_pitch + p.scale_pitch));
-    mm_tensor_load_2d(dst, map, code_x, row0, bar);
-    mm_tensor_load_2d(dst + 16 * p.code_pitch, map + up, code_x, row1, bar);
-    mm_tensor_load_2d(scales, map + 1, scale_x, row0, bar);
-    mm_tensor_load_2d(scales + 16 * p.scale_pitch, map + up + 1, scale_x, row1, bar);
+    ptx::mbarrier_arrive_expect_tx(bar, 32 * (p.code_pitch + p.scale_pitch));
+    ptx::cp_async_bulk_tensor_2d_no_hint(dst, map, code_x, row0, bar);
+    ptx::cp_async_bulk_tensor_2d_no_hint(dst + 16 * p.code_pitch, map + up, code_x, row1, bar);
+    ptx::cp_async_bulk_tensor_2d_no_hint(scales, map + 1, scale_x, row0, bar);
+    ptx::cp_async_bulk_tensor_2d_no_hint(scales + 16 * p.scale_pitch, map + up + 1, scale_x, row1, bar);
 }
 
 /*
@@ -221,16 +230,17 @@ MM_DEVICE void decode_next_prefetch(const mm_cuda_gemm_args &p, int heavy, int e
     for (int i = first; i < last; i++) {
         const mm_cuda_matrix *m = &p.experts[p.entries[i / items].expert].down;
         const uint32_t row = i % items * 32, rows = min(32u, p.k - row);
-        mm_bulk_prefetch_l2(m->codes + row * m->row_bytes, rows * (uint32_t)m->row_bytes);
-        mm_bulk_prefetch_l2(m->scales + row * m->scale_row_bytes, rows * (uint32_t)m->scale_row_bytes);
+        ptx::cp_async_bulk_prefetch_L2_global(m->codes + row * m->row_bytes, rows * (uint32_t)m->row_bytes);
+        ptx::cp_async_bulk_prefetch_L2_global(m->scales + row * m->scale_row_bytes,
+                                              rows * (uint32_t)m->scale_row_bytes);
     }
 }
 
 /* The producer thread: every item of the CTA's run, in the order in which consumers walk it. */
 template <bool L1, int PASSES>
 MM_DEVICE void decode_produce(const mm_cuda_gemm_args &p, decode_shared &sh, const decode_run &run, uint32_t slots) {
-    const uint64_t policy = mm_createpolicy_evict_first();
-    const uint32_t full = mm_shared_address(sh.slot_full), free = mm_shared_address(sh.slot_free);
+    const uint64_t policy = ptx::createpolicy_evict_first();
+    const uint32_t full = ptx::cvta_to_shared(sh.slot_full), free = ptx::cvta_to_shared(sh.slot_free);
     uint32_t slot = 0, phase = 1;
     auto advance = [&]() {
         if (++slot == p.slot_count) slot = 0, phase ^= 1;
@@ -242,7 +252,7 @@ MM_DEVICE void decode_produce(const mm_cuda_gemm_args &p, decode_shared &sh, con
             const mm_cuda_expert *e = p.experts + expert;
 #pragma unroll 1
             for (int tile = begin * 2; tile < end * 2; tile++, advance()) {
-                mm_mbarrier_wait(free + slot * 8, phase);
+                ptx::mbarrier_wait_parity(free + slot * 8, phase);
                 decode_full_issue(p, e, tile, slots + slot * p.slot_bytes, full + slot * 8, policy);
             }
         } else
@@ -250,7 +260,7 @@ MM_DEVICE void decode_produce(const mm_cuda_gemm_args &p, decode_shared &sh, con
             for (int pass = 0; pass < PASSES; pass++)
 #pragma unroll 1
                 for (int item = begin; item < end; item++, advance()) {
-                    mm_mbarrier_wait(free + slot * 8, phase);
+                    ptx::mbarrier_wait_parity(free + slot * 8, phase);
                     decode_split_issue<L1, PASSES>(p, expert, item, pass, slots + slot * p.slot_bytes, full + slot * 8);
                 }
         i = a * run.items + end;
@@ -297,16 +307,16 @@ MM_DEVICE void decode_store(const mm_cuda_gemm_args &p, const decode_entry &d, i
 MM_DEVICE float4 decode_partials_add(decode_shared &sh, int tile, int group, int done, bool active, uint32_t partials,
                                      float4 s) {
     const uint32_t lane = threadIdx.x % 32, from = partials + tile * DECODE_PARTIALS + group * 512 + lane * 16;
-    mm_mbarrier_wait(mm_shared_address(&sh.partials_full[tile]), done & 1);
+    ptx::mbarrier_wait_parity(ptx::cvta_to_shared(&sh.partials_full[tile]), done & 1);
     if (active) {
 #pragma unroll 4
         for (int k = 0; k < DECODE_WARPS; k++) {
-            float4 v = mm_ld_shared_f32x4(from + k * 1024);
+            float4 v = ptx::ld_shared_v4_f32(from + k * 1024);
             s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
         }
     }
     __syncwarp();
-    if (lane == 0) mm_mbarrier_arrive(mm_shared_address(&sh.partials_free[tile]));
+    if (lane == 0) ptx::mbarrier_arrive(ptx::cvta_to_shared(&sh.partials_free[tile]));
     return s;
 }
 
@@ -348,11 +358,11 @@ MM_DEVICE void decode_partials_store(decode_shared &sh, int tile, int done, uint
                                      const float (&sum)[2][4]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t at = partials + tile * DECODE_PARTIALS + warp * 1024 + lane * 16;
-    mm_mbarrier_wait(mm_shared_address(&sh.partials_free[tile]), (done & 1) ^ 1);
-    mm_st_shared_f32x4(at, sum[0][0], sum[0][1], sum[0][2], sum[0][3]);
-    if (HEAVY) mm_st_shared_f32x4(at + 512, sum[1][0], sum[1][1], sum[1][2], sum[1][3]);
+    ptx::mbarrier_wait_parity(ptx::cvta_to_shared(&sh.partials_free[tile]), (done & 1) ^ 1);
+    ptx::st_shared_v4_f32(at, sum[0][0], sum[0][1], sum[0][2], sum[0][3]);
+    if (HEAVY) ptx::st_shared_v4_f32(at + 512, sum[1][0], sum[1][1], sum[1][2], sum[1][3]);
     __syncwarp();
-    if (lane == 0) mm_mbarrier_arrive(mm_shared_address(&sh.partials_full[tile]));
+    if (lane == 0) ptx::mbarrier_arrive(ptx::cvta_to_shared(&sh.partials_full[tile]));
 }
 
 template <bool MX, int QUARTERS, bool HEAVY>
@@ -372,7 +382,7 @@ MM_DEVICE void decode_tile(float (&sum)[2][4], const decode_places<MX, QUARTERS>
 /* This warp has read all it needs of the slot. */
 MM_DEVICE void decode_slot_release(decode_shared &sh, uint32_t slot) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) mm_mbarrier_arrive(mm_shared_address(&sh.slot_free[slot]));
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::cvta_to_shared(&sh.slot_free[slot]));
 }
 
 template <bool VALUE> struct decode_flag { static constexpr bool value = VALUE; };
@@ -383,8 +393,8 @@ MM_DEVICE void decode_consume(const mm_cuda_gemm_args &p, decode_shared &sh, con
     constexpr int PASSES = QUARTERS > 7 ? 2 : 1, SPLIT = (QUARTERS + PASSES - 1) / PASSES;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
     const int groups = (int)p.x_pitch / 128, pass_groups = groups / PASSES;
-    const uint32_t slot_bar = mm_shared_address(sh.slot_full);
-    const decode_places<MX, SPLIT> split_at(warp, t);
+    const uint32_t slot_bar = ptx::cvta_to_shared(sh.slot_full);
+    const decode_places<MX, SPLIT> split_at(warp, t, pass_groups);
     uint4 b[2 * SPLIT > QUARTERS ? 2 * SPLIT : QUARTERS];
     uint32_t slot = 0, phase = 0;
     int done = 0;
@@ -397,7 +407,7 @@ MM_DEVICE void decode_consume(const mm_cuda_gemm_args &p, decode_shared &sh, con
         const uint32_t codes = base + g * p.code_pitch + (PASSES == 2 && !pass ? 32 : 0);
         const uint32_t scales = base + 32 * p.code_pitch + g * p.scale_pitch;
         const uint32_t near = L1 ? 16 : 8, next = L1 ? 8 : 16; /* rows to the other MMA half, and to the second tile */
-        mm_mbarrier_wait(slot_bar + slot * 8, phase);
+        ptx::mbarrier_wait_parity(slot_bar + slot * 8, phase);
 #pragma unroll
         for (int m = 0; m < 2; m++) {
             float sum[2][4] = {};
@@ -415,7 +425,7 @@ MM_DEVICE void decode_consume(const mm_cuda_gemm_args &p, decode_shared &sh, con
         const uint16_t *x0 = p.x + (size_t)(entry.row + min(g, entry.count - 1)) * p.x_pitch;
         const uint16_t *x1 = p.x + (size_t)(entry.row + min(8 + g, entry.count - 1)) * p.x_pitch;
         if (L1 && PASSES == 2 && a >= run.heavy) {
-            const decode_places<MX, QUARTERS> at(warp, t);
+            const decode_places<MX, QUARTERS> at(warp, t, groups);
             const uint32_t code_bytes = p.k / 2;
             decode_activations_load<QUARTERS>(x0, groups, warp, t, b);
             decode_activations_transpose<QUARTERS>(t, b);
@@ -423,7 +433,7 @@ MM_DEVICE void decode_consume(const mm_cuda_gemm_args &p, decode_shared &sh, con
                 const uint32_t codes = slots + slot * p.slot_bytes + g * code_bytes;
                 const uint32_t scales = slots + slot * p.slot_bytes + 16 * code_bytes + g * p.scale_row_bytes;
                 float sum[2][4] = {};
-                mm_mbarrier_wait(slot_bar + slot * 8, phase);
+                ptx::mbarrier_wait_parity(slot_bar + slot * 8, phase);
                 decode_tile<MX, QUARTERS, false>(sum, at, codes, 8 * code_bytes, scales, 8 * p.scale_row_bytes, b);
                 decode_slot_release(sh, slot);
                 decode_partials_store<false>(sh, sub & 1, done, partials, sum);
@@ -447,20 +457,20 @@ MM_DEVICE void decode_consume(const mm_cuda_gemm_args &p, decode_shared &sh, con
 
 template <bool L1, bool MX, int QUARTERS> MM_DEVICE void decode_kernel(const mm_cuda_gemm_args &p) {
     constexpr int PASSES = QUARTERS > 7 ? 2 : 1;
-    extern __shared__ __align__(1024) char dynamic[];
-    __shared__ decode_shared sh;
-    const uint32_t slots = mm_shared_address(dynamic), partials = slots + p.slot_count * p.slot_bytes;
-    mm_launch_dependents();
+    MM_SHARED_DYNAMIC(char, dynamic, 1024);
+    MM_SHARED(decode_shared, sh, );
+    const uint32_t slots = ptx::cvta_to_shared(dynamic), partials = slots + p.slot_count * p.slot_bytes;
+    ptx::griddepcontrol_launch_dependents();
     if (threadIdx.x == DECODE_PRODUCER) {
         for (int i = 0; i < DECODE_BUFFERS; i++) {
-            mm_mbarrier_init(mm_shared_address(&sh.partials_full[i]), DECODE_WARPS);
-            mm_mbarrier_init(mm_shared_address(&sh.partials_free[i]), 2);
+            ptx::mbarrier_init(ptx::cvta_to_shared(&sh.partials_full[i]), DECODE_WARPS);
+            ptx::mbarrier_init(ptx::cvta_to_shared(&sh.partials_free[i]), 2);
         }
         for (uint32_t i = 0; i < p.slot_count; i++) {
-            mm_mbarrier_init(mm_shared_address(&sh.slot_full[i]), 1);
-            mm_mbarrier_init(mm_shared_address(&sh.slot_free[i]), DECODE_WARPS);
+            ptx::mbarrier_init(ptx::cvta_to_shared(&sh.slot_full[i]), 1);
+            ptx::mbarrier_init(ptx::cvta_to_shared(&sh.slot_free[i]), DECODE_WARPS);
         }
-        mm_fence_mbarrier_init();
+        ptx::fence_mbarrier_init_release_cluster();
         /* The plan was complete before the launch before this one began (see run.c): weights may be fetched right away.
          */
         sh.run = decode_run_find<L1>(p);
@@ -468,13 +478,13 @@ template <bool L1, bool MX, int QUARTERS> MM_DEVICE void decode_kernel(const mm_
     __syncthreads();
     const int warp = threadIdx.x / 32;
     if (warp >= DECODE_WARPS) {
-        mm_setmaxnreg_dec<DECODE_SERVICE_REGISTERS>();
+        ptx::setmaxnreg_dec<DECODE_SERVICE_REGISTERS>();
         if (threadIdx.x == DECODE_PRODUCER) decode_produce<L1, PASSES>(p, sh, sh.run, slots);
-        mm_grid_wait();
+        ptx::griddepcontrol_wait();
         if (warp < DECODE_WARPS + DECODE_SERVICE_WARPS) decode_serve<L1, PASSES>(p, sh, sh.run, partials);
     } else {
-        mm_setmaxnreg_inc<DECODE_CONSUMER_REGISTERS>();
-        mm_grid_wait();
+        ptx::setmaxnreg_inc<DECODE_CONSUMER_REGISTERS>();
+        ptx::griddepcontrol_wait();
         decode_consume<L1, MX, QUARTERS>(p, sh, sh.run, slots, partials);
     }
 }

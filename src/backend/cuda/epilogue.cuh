@@ -23,9 +23,10 @@ MM_DEVICE float mm_bias_read(const mm_cuda_matrix &m, uint32_t row) {
  */
 template <bool RELU2> MM_DEVICE float mm_activation(const mm_swiglu &f, float gate, float up) {
     if (RELU2 && f.relu2) return mm_swiglu_apply(&f, gate, up);
-    gate = mm_min_nan(gate, f.limit);
-    up = mm_max_nan(mm_min_nan(up, f.limit), -f.limit);
-    return gate * mm_rcp(1.0f + mm_ex2(gate * (f.alpha * -1.4426950408889634f))) * (up + f.beta);
+    gate = ptx::min_NaN_f32(gate, f.limit);
+    up = ptx::max_NaN_f32(ptx::min_NaN_f32(up, f.limit), -f.limit);
+    return gate * ptx::rcp_approx_ftz_f32(1.0f + ptx::ex2_approx_ftz_f32(gate * (f.alpha * -1.4426950408889634f))) *
+           (up + f.beta);
 }
 
 /* What belongs to a lane's tokens row and row + 1, of which `left` exist. */
@@ -86,7 +87,7 @@ MM_DEVICE void mm_l1_store(const mm_cuda_gemm_args &p, const mm_l1_feature &f, c
     }
     const bool second = g & 4;
     const float other = __shfl_xor_sync(~0u, second ? h0 : h1, 16);
-    const uint32_t pair = second ? mm_cvt_bf16x2(h1, other) : mm_cvt_bf16x2(other, h0);
+    const uint32_t pair = second ? ptx::cvt_rn_bf16x2_f32(h1, other) : ptx::cvt_rn_bf16x2_f32(other, h0);
     uint16_t *h = (uint16_t *)p.y + (size_t)(row + second) * p.y_pitch + mm_staged_place(feature + (g & 3));
     if (exists && left > (int)second) *(uint32_t *)h = pair;
 }
@@ -119,7 +120,7 @@ MM_DEVICE void mm_l2_store(const mm_cuda_gemm_args &p, const mm_l2_feature &f, f
             if (F32 && p.plain_f32)
                 ((float *)p.y)[at] = value;
             else
-                ((uint16_t *)p.y)[at] = (uint16_t)mm_cvt_bf16x2(0.0f, value);
+                ((uint16_t *)p.y)[at] = (uint16_t)ptx::cvt_rn_bf16x2_f32(0.0f, value);
         }
 }
 

@@ -1,5 +1,5 @@
 /* What a layer is judged by (copy bandwidth), and a look at weights before they are trusted. */
-#include "backend/cuda/ptx.cuh"
+#include "backend/cuda/device.cuh"
 
 extern "C" __global__ void __launch_bounds__(512)
     mm_copy(const uint4 *source, uint4 *target, unsigned long long count) {

@@ -7,7 +7,7 @@
  * blocks and warps before it give every pair its place without atomics on positions.
  */
 #include "backend/cuda/args.h"
-#include "backend/cuda/ptx.cuh"
+#include "backend/cuda/device.cuh"
 
 enum { PLAN_THREADS = 1024 };
 
@@ -86,7 +86,7 @@ MM_DEVICE void plan_count(const mm_cuda_plan_args &p, plan_run run, const int16_
 
 /* Exclusive sum over the block, of several counts packed in one word; *total grows by the block's sum. */
 MM_DEVICE uint64_t plan_block_scan(uint64_t value, uint64_t *total) {
-    __shared__ uint64_t warps[PLAN_THREADS / 32];
+    MM_SHARED(uint64_t, warps, [PLAN_THREADS / 32]);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint64_t sum = value;
     for (uint32_t i = 1; i < 32; i <<= 1) {
@@ -181,14 +181,14 @@ MM_DEVICE void plan_place(const mm_cuda_plan_args &p, plan_run run, const int16_
 }
 
 /* Dynamic shared memory of all: counts [warp_count, expert_count], totals [expert_count], seen [E], locals [pairs]. */
-extern __shared__ uint32_t plan_shared[];
+#define PLAN_SHARED() MM_SHARED_DYNAMIC(uint32_t, plan_shared, 4)
 
 /* Two blocks: the first sorts, the second keeps the layer's counters, which nobody waits for. */
-extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1)
-    mm_plan_whole(const __grid_constant__ mm_cuda_plan_args p) {
+extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_whole(MM_GRID_CONSTANT(mm_cuda_plan_args, p)) {
+    PLAN_SHARED();
     uint32_t *counts = plan_shared, *totals = counts + p.warp_count * p.expert_count, *seen = totals + p.expert_count;
     int16_t *locals = (int16_t *)(seen + p.expert_total);
-    mm_grid_wait();
+    ptx::griddepcontrol_wait();
     const plan_run run = plan_warp_run(p, 0);
     if (blockIdx.x == 1) {
         plan_account(p, run, seen);
@@ -203,10 +203,10 @@ extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1)
     plan_place(p, run, locals, counts, totals);
 }
 
-extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1)
-    mm_plan_count(const __grid_constant__ mm_cuda_plan_args p) {
+extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_count(MM_GRID_CONSTANT(mm_cuda_plan_args, p)) {
+    PLAN_SHARED();
     uint32_t *counts = plan_shared, *totals = counts + p.warp_count * p.expert_count, *seen = totals + p.expert_count;
-    mm_grid_wait();
+    ptx::griddepcontrol_wait();
     const plan_run run = plan_warp_run(p, blockIdx.x);
     plan_count(p, run, NULL, counts, totals);
     for (uint32_t e = threadIdx.x; e < p.expert_count; e += blockDim.x)
@@ -215,10 +215,10 @@ extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1)
 }
 
 /* One block. block_counts become where each block's rows of an expert begin. */
-extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1)
-    mm_plan_scan(const __grid_constant__ mm_cuda_plan_args p) {
+extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_scan(MM_GRID_CONSTANT(mm_cuda_plan_args, p)) {
+    PLAN_SHARED();
     uint32_t *totals = plan_shared;
-    mm_grid_wait();
+    ptx::griddepcontrol_wait();
     for (uint32_t e = threadIdx.x; e < p.expert_count; e += blockDim.x) {
         uint32_t sum = 0;
 #pragma unroll 8
@@ -238,11 +238,11 @@ extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1)
-    mm_plan_place(const __grid_constant__ mm_cuda_plan_args p) {
+extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_place(MM_GRID_CONSTANT(mm_cuda_plan_args, p)) {
+    PLAN_SHARED();
     uint32_t *counts = plan_shared, *totals = counts + p.warp_count * p.expert_count;
-    mm_grid_wait();
-    mm_launch_dependents();
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
     const plan_run run = plan_warp_run(p, blockIdx.x);
     plan_count(p, run, NULL, counts, totals);
     plan_place(p, run, NULL, counts, p.block_counts + blockIdx.x * p.expert_count);

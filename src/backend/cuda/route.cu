@@ -23,23 +23,23 @@ MM_DEVICE uint4 route_values(const void *row, bool f32, uint32_t k, int plane) {
 #pragma unroll
         for (int j = 0; j < 2; j++)
             for (int q = 0; q < plane; q++) v[j] -= mm_bf16_round(v[j]);
-        pair[i] = mm_cvt_bf16x2(v[1], v[0]);
+                pair[i] = ptx::cvt_rn_bf16x2_f32(v[1], v[0]);
     }
     return make_uint4(pair[0], pair[1], pair[2], pair[3]);
 }
 
 /* Block (16 experts, ROUTE_TOKENS tokens, slice of K): writes logits[slice][token][expert]. */
 extern "C" __global__ void __launch_bounds__(ROUTE_WARPS * 32)
-    mm_route_logits(const __grid_constant__ mm_cuda_route_args p) {
-    __shared__ float partial[ROUTE_WARPS][ROUTE_TILES][32][4];
+    mm_route_logits(MM_GRID_CONSTANT(mm_cuda_route_args, p)) {
+    MM_SHARED(float, partial, [ROUTE_WARPS][ROUTE_TILES][32][4]);
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
     const uint32_t steps = p.columns / 32 + (p.columns % 32 != 0), parts = p.split_count * ROUTE_WARPS;
     const uint32_t part = blockIdx.z * ROUTE_WARPS + warp;
     const int planes = p.weight_f32 ? MM_CUDA_PLANES : 1;
     const size_t weight_row = (size_t)p.columns * (p.weight_f32 ? 4 : 2),
                  hidden_row = (size_t)p.columns * (p.hidden_f32 ? 4 : 2);
-    mm_grid_wait();
-    mm_launch_dependents();
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
     float sum[ROUTE_TILES][4] = {};
 #pragma unroll 2
     for (uint32_t step = steps * part / parts; step < steps * (part + 1) / parts; step++) {
@@ -64,8 +64,8 @@ extern "C" __global__ void __launch_bounds__(ROUTE_WARPS * 32)
             }
 #pragma unroll
             for (int n = 0; n < ROUTE_TILES; n++) {
-                mm_mma_m16n8k16(sum[n], w[0].x, w[1].x, w[0].y, w[1].y, x[n].x, x[n].y);
-                mm_mma_m16n8k16(sum[n], w[0].z, w[1].z, w[0].w, w[1].w, x[n].z, x[n].w);
+                ptx::mma_m16n8k16_f32_bf16(sum[n], w[0].x, w[1].x, w[0].y, w[1].y, x[n].x, x[n].y);
+                ptx::mma_m16n8k16_f32_bf16(sum[n], w[0].z, w[1].z, w[0].w, w[1].w, x[n].z, x[n].w);
             }
         }
     }
@@ -221,13 +221,12 @@ MM_DEVICE void route_token(const mm_cuda_route_args &p, uint32_t token, float *z
     if (lane == 0 && !routed && p.counters) atomicAdd(&p.counters->unrouted_tokens, 1ull);
 }
 
-extern __shared__ float choose_shared[]; /* per warp: z [E], keys [E], groups [2 group_count] */
-
 extern "C" __global__ void __launch_bounds__(CHOOSE_WARPS * 32)
-    mm_route_choose(const __grid_constant__ mm_cuda_route_args p) {
+    mm_route_choose(MM_GRID_CONSTANT(mm_cuda_route_args, p)) {
+    MM_SHARED_DYNAMIC(float, choose_shared, 4); /* per warp: z [E], keys [E], groups [2 group_count] */
     const uint32_t warp = threadIdx.x / 32, token = blockIdx.x * CHOOSE_WARPS + warp;
     float *z = choose_shared + warp * 2 * (p.expert_total + p.group_count), *keys = z + p.expert_total;
-    mm_grid_wait();
-    mm_launch_dependents();
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
     if (token < p.token_count) route_token(p, token, z, keys, keys + p.expert_total);
 }

@@ -41,7 +41,7 @@ MM_DEVICE void stage_read(const mm_cuda_stage_args &p, size_t at, float (&value)
 
 /* A largest |value| of the row for every thread of the block; NaN and infinity do not count (their block is marked). */
 MM_DEVICE float stage_row_amax(const mm_cuda_stage_args &p, size_t row) {
-    __shared__ float warps[STAGE_THREADS / 32];
+    MM_SHARED(float, warps, [STAGE_THREADS / 32]);
     float amax = 0.0f, value[STAGE_VALUES];
     for (uint32_t k = threadIdx.x * STAGE_VALUES; k < p.columns; k += STAGE_THREADS * STAGE_VALUES) {
         stage_read(p, row * p.columns + k, value);
@@ -101,8 +101,8 @@ MM_DEVICE mm_nvfp4_block_report stage_quantize(const mm_cuda_stage_args &p, size
  * Only the quad is converged: the last groups of a row may not fill a warp.
  */
 MM_DEVICE uint4 stage_word(const float *v, uint32_t t) {
-    return mm_quad_transpose(make_uint4(mm_cvt_bf16x2(v[4], v[0]), mm_cvt_bf16x2(v[5], v[1]), mm_cvt_bf16x2(v[6], v[2]),
-                                        mm_cvt_bf16x2(v[7], v[3])),
+    return mm_quad_transpose(make_uint4(ptx::cvt_rn_bf16x2_f32(v[4], v[0]), ptx::cvt_rn_bf16x2_f32(v[5], v[1]),
+                                        ptx::cvt_rn_bf16x2_f32(v[6], v[2]), ptx::cvt_rn_bf16x2_f32(v[7], v[3])),
                              t, 0xFu << (threadIdx.x & 28));
 }
 
@@ -137,9 +137,9 @@ MM_DEVICE void stage_row(const mm_cuda_stage_args &p, uint32_t row) {
     if (counts && nonfinite) atomicAdd(&p.counters->nonfinite_blocks, (unsigned long long)nonfinite);
 }
 
-extern "C" __global__ void __launch_bounds__(STAGE_THREADS) mm_stage(const __grid_constant__ mm_cuda_stage_args p) {
-    mm_grid_wait();
-    mm_launch_dependents();
+extern "C" __global__ void __launch_bounds__(STAGE_THREADS) mm_stage(MM_GRID_CONSTANT(mm_cuda_stage_args, p)) {
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
     const uint32_t rows = p.plan ? (uint32_t)p.plan->rows : p.row_count;
     for (uint32_t row = blockIdx.x; row < rows; row += gridDim.x) stage_row(p, row);
 }

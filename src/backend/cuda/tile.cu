@@ -2,8 +2,7 @@
 #include "backend/cuda/tile.cuh"
 
 #define TILE_KERNEL(name, l1, format)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1)                                                      \
-        name(const __grid_constant__ mm_cuda_gemm_args args) {                                                         \
+    extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1) name(MM_GRID_CONSTANT(mm_cuda_gemm_args, args)) {    \
         tile_kernel<l1, format>(args);                                                                                 \
     }
 

@@ -82,9 +82,9 @@ MM_DEVICE void tile_weights_load(const mm_cuda_gemm_args &p, tile_fetch<FORMAT> 
 
 /* E4M3 bytes j and j + 4 of eight to a BF16 pair: exponent and mantissa as a number scaled by 2^-120, then 2^120. */
 MM_DEVICE uint32_t tile_fp8_pair(uint32_t low, uint32_t high, int j, uint32_t scale) {
-    const uint32_t z = mm_prmt(low, high, (uint32_t)j | (uint32_t)(j + 4) << 8);
+    const uint32_t z = ptx::prmt_b32(low, high, (uint32_t)j | (uint32_t)(j + 4) << 8);
     const uint32_t v = (z & 0x007F007Fu) << 4 | (z & 0x00800080u) << 8;
-    return mm_mul_bf16x2(mm_mul_bf16x2(v, 0x7B807B80u), scale);
+    return ptx::mul_rn_bf16x2(ptx::mul_rn_bf16x2(v, 0x7B807B80u), scale);
 }
 
 /* The four pairs of word i (0, 1) of lane t. */
@@ -94,8 +94,8 @@ MM_DEVICE void tile_word_convert(const tile_fetch<FORMAT> &f, int t, int i, bool
     if (FORMAT == MM_NVFP4 || FORMAT == MM_MXFP4) {
         mm_codes_convert(i ? v.y : v.x, mm_block_scale<FORMAT == MM_MXFP4>(f.scale[t]), pair);
     } else if (FORMAT == MM_BF16) {
-        pair[0] = mm_prmt(v.x, v.z, 0x5410), pair[1] = mm_prmt(v.x, v.z, 0x7632);
-        pair[2] = mm_prmt(v.y, v.w, 0x5410), pair[3] = mm_prmt(v.y, v.w, 0x7632);
+        pair[0] = ptx::prmt_b32(v.x, v.z, 0x5410), pair[1] = ptx::prmt_b32(v.x, v.z, 0x7632);
+        pair[2] = ptx::prmt_b32(v.y, v.w, 0x5410), pair[3] = ptx::prmt_b32(v.y, v.w, 0x7632);
     } else {
         const uint32_t s = scale_f32 ? 0x3F803F80u : (f.scale[t] ? f.scale[t] << 7 : 0x40u) * 0x00010001u;
 #pragma unroll
@@ -118,8 +118,8 @@ MM_DEVICE void tile_weights_store(const tile_fetch<FORMAT> &f, uint32_t base, ui
         for (int t = 0; t < 4; t++) tile_word_convert<FORMAT>(f, t, i, scale_f32, pair[t]);
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            mm_st_shared_v4(tile_place(base, row, (w * 2 + i) * 4 + j),
-                            make_uint4(pair[0][j], pair[1][j], pair[2][j], pair[3][j]));
+            ptx::st_shared_v4_u32(tile_place(base, row, (w * 2 + i) * 4 + j),
+                                  make_uint4(pair[0][j], pair[1][j], pair[2][j], pair[3][j]));
     }
 }
 
@@ -140,7 +140,7 @@ MM_DEVICE void tile_tokens_load(const mm_cuda_gemm_args &p, tile_fetch<FORMAT> &
 template <int FORMAT> MM_DEVICE void tile_tokens_store(const tile_fetch<FORMAT> &f, uint32_t base) {
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        mm_st_shared_v4(tile_place(base, threadIdx.x / 16 + i * 16, threadIdx.x % 16), f.token[i]);
+        ptx::st_shared_v4_u32(tile_place(base, threadIdx.x / 16 + i * 16, threadIdx.x % 16), f.token[i]);
 }
 
 /* One chunk: 8 k16-steps of a warp's 2 x 4 MMA tiles. */
@@ -151,17 +151,17 @@ MM_DEVICE void tile_multiply(float (&sum)[2][4][4], uint32_t weights, uint32_t t
         uint4 a[2], b[2];
 #pragma unroll
         for (int m = 0; m < 2; m++)
-            a[m] = mm_ldmatrix_x4(tile_place(weights, row + m * 16 + (lane & 15), s * 2 + (lane >> 4)));
+            a[m] = ptx::ldmatrix_m8n8_x4_b16(tile_place(weights, row + m * 16 + (lane & 15), s * 2 + (lane >> 4)));
 #pragma unroll
         for (int n = 0; n < 2; n++)
-            b[n] = mm_ldmatrix_x4(
+            b[n] = ptx::ldmatrix_m8n8_x4_b16(
                 tile_place(tokens, token + n * 16 + (lane & 7) + (lane >> 4) * 8, s * 2 + (lane >> 3 & 1)));
 #pragma unroll
         for (int m = 0; m < 2; m++)
 #pragma unroll
             for (int n = 0; n < 2; n++) {
-                mm_mma_m16n8k16(sum[m][n * 2], a[m].x, a[m].y, a[m].z, a[m].w, b[n].x, b[n].y);
-                mm_mma_m16n8k16(sum[m][n * 2 + 1], a[m].x, a[m].y, a[m].z, a[m].w, b[n].z, b[n].w);
+                ptx::mma_m16n8k16_f32_bf16(sum[m][n * 2], a[m].x, a[m].y, a[m].z, a[m].w, b[n].x, b[n].y);
+                ptx::mma_m16n8k16_f32_bf16(sum[m][n * 2 + 1], a[m].x, a[m].y, a[m].z, a[m].w, b[n].z, b[n].w);
             }
     }
 }
@@ -257,13 +257,13 @@ MM_DEVICE void tile_run(const mm_cuda_gemm_args &p, const tile_work &work, uint3
 }
 
 template <bool L1, int FORMAT> MM_DEVICE void tile_kernel(const mm_cuda_gemm_args &p) {
-    extern __shared__ __align__(1024) char dynamic[];
+    MM_SHARED_DYNAMIC(char, dynamic, 1024);
     const int rows = L1 ? TILE_ROWS / 2 : TILE_ROWS, blocks = ((int)p.n + rows - 1) / rows;
-    mm_launch_dependents();
-    mm_grid_wait();
+    ptx::griddepcontrol_launch_dependents();
+    ptx::griddepcontrol_wait();
     const int tiles = tile_count(p, blocks);
     for (int i = blockIdx.x; i < tiles; i += gridDim.x)
-        tile_run<L1, FORMAT>(p, tile_find(p, i, blocks), mm_shared_address(dynamic));
+        tile_run<L1, FORMAT>(p, tile_find(p, i, blocks), ptx::cvta_to_shared(dynamic));
 }
 
 #endif

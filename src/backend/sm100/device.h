@@ -42,6 +42,6 @@ SM100_DEVICE void shared_name(uint32_t, const char *, uint32_t) {}
 #    error "Compile this with nvcc, or for the functional model with MEGAMOE_SM100_MODEL defined."
 #endif
 
-#include "ptx.cuh"
+#include "backend/cuda/ptx.cuh"
 
 #endif

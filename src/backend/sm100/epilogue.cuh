@@ -109,7 +109,7 @@ SM100_DEVICE void quantize_chunk(const struct sm100_gemm_args &args, const struc
     codes = transpose_nibbles(codes, lane);
     if (!mine) return;
     const uint64_t row = at.first_row + column;
-    const struct ptx::u32x2 words = {(uint32_t)codes, (uint32_t)(codes >> 32)};
+    const ptx::u32x2 words = {(uint32_t)codes, (uint32_t)(codes >> 32)};
     ptx::st_global_v2_u32(args.h_codes + row * args.h_row_bytes + first_feature / 2, words);
     const uint32_t scale_row = work.first_stripe * SM100_STRIPE_ROWS + at.row_in_group + column;
     const uint32_t blocks = sm100_blocks_along_k(args.m_rows), groups = args.m_rows / MM_NVFP4_BLOCK;

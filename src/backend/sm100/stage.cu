@@ -36,7 +36,7 @@ struct staged_block {
 };
 
 SM100_DEVICE void write_codes(uint8_t *target, const struct staged_block &b) {
-    struct ptx::u32x2 words;
+    ptx::u32x2 words;
     words.x = b.codes[0] | b.codes[1] << 8 | b.codes[2] << 16 | (uint32_t)b.codes[3] << 24;
     words.y = b.codes[4] | b.codes[5] << 8 | b.codes[6] << 16 | (uint32_t)b.codes[7] << 24;
     ptx::st_global_v2_u32(target, words);

@@ -77,7 +77,7 @@ template <bool L1, bool MX, int GROUPS> struct tile_scales {
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     const uint8_t *from = row[h] + (m * 32 * p.scale_row_bytes + at);
-                    next[m][h][q] = MX ? (uint32_t)__ldg(from) : mm_ld_global_nc_u16(from);
+                    next[m][h][q] = MX ? (uint32_t)__ldg(from) : ptx::ld_global_nc_u16(from);
                 }
         }
     }
@@ -167,7 +167,7 @@ MM_DEVICE void tile_consume(const mm_cuda_gemm_args &p, int index, uint32_t shar
             bytes[i / (2 * GROUPS)][i / GROUPS % 2][i % GROUPS] =
                 scales.next[i / (2 * GROUPS)][i / GROUPS % 2][i % GROUPS];
         if (stage + 1 < stages) scales.fetch(p, stage + 1, t);
-        mm_mbarrier_wait(full + slot * 8, done / SHAPE::stages & 1);
+        ptx::mbarrier_wait_parity(full + slot * 8, done / SHAPE::stages & 1);
 #pragma unroll
         for (int q = 0; q < GROUPS; q++) {
             const uint32_t codes = base + SHAPE::token_bytes + q * 64 + t * 16;
@@ -178,7 +178,7 @@ MM_DEVICE void tile_consume(const mm_cuda_gemm_args &p, int index, uint32_t shar
             for (int m = 0; m < TILE_SUBTILES; m++)
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    w[m][h] = mm_ld_shared_v4(codes + (h * TILE_HALF + lane_row + m * 32) * (64 * GROUPS));
+                    w[m][h] = ptx::ld_shared_v4_u32(codes + (h * TILE_HALF + lane_row + m * 32) * (64 * GROUPS));
                     s[m][h] = mm_group_scales<MX>(bytes[m][h][q]);
                 }
 #pragma unroll
@@ -187,13 +187,13 @@ MM_DEVICE void tile_consume(const mm_cuda_gemm_args &p, int index, uint32_t shar
                 for (int m = 0; m < TILE_SUBTILES; m++) {
                     tile_batch<N, WORDS>(sum[m], w[m][0], w[m][1], s[m][0], s[m][1], i, tokens);
                     /* The wait inside the batch proved that the stage before is no longer read. */
-                    if (q == 0 && i == 0 && m == 0 && stage > 0 && elected) mm_mbarrier_arrive(empty + before * 8);
+                    if (q == 0 && i == 0 && m == 0 && stage > 0 && elected) ptx::mbarrier_arrive(empty + before * 8);
                 }
         }
         before = slot;
     }
     mm_wgmma_wait<0>();
-    if (elected) mm_mbarrier_arrive(empty + before * 8);
+    if (elected) ptx::mbarrier_arrive(empty + before * 8);
     tile_store<L1, N>(p, tile_find<L1>(p, index), sum, lane_row, g,
                       t); /* found again: registers are short in the loop */
 }
@@ -210,16 +210,18 @@ MM_DEVICE void tile_produce(const mm_cuda_gemm_args &p, const CUtensorMap *rows6
     const int stages = ((int)p.k + 128 * GROUPS - 1) / (128 * GROUPS);
     for (int stage = 0; stage < stages; stage++, done++) {
         const uint32_t slot = done % SHAPE::stages, base = shared + slot * SHAPE::stage_bytes, bar = full + slot * 8;
-        mm_mbarrier_wait(empty + slot * 8, (done / SHAPE::stages & 1) ^ 1);
-        mm_mbarrier_expect(bar, SHAPE::code_bytes + GROUPS * n * 256);
-        mm_tensor_load_2d(base + SHAPE::token_bytes, low, stage * GROUPS * 64, low_row, bar);
-        mm_tensor_load_2d(base + SHAPE::token_bytes + SHAPE::code_bytes / 2, high, stage * GROUPS * 64, high_row, bar);
+        ptx::mbarrier_wait_parity(empty + slot * 8, (done / SHAPE::stages & 1) ^ 1);
+        ptx::mbarrier_arrive_expect_tx(bar, SHAPE::code_bytes + GROUPS * n * 256);
+        ptx::cp_async_bulk_tensor_2d_no_hint(base + SHAPE::token_bytes, low, stage * GROUPS * 64, low_row, bar);
+        ptx::cp_async_bulk_tensor_2d_no_hint(base + SHAPE::token_bytes + SHAPE::code_bytes / 2, high,
+                                             stage * GROUPS * 64, high_row, bar);
         for (int half = 0; half < 2 * GROUPS; half++) {
             const uint32_t at = base + half * n * 128;
             const int x = (stage * GROUPS * 2 + half) * 64;
             int r = 0;
-            for (; r + 64 <= n; r += 64) mm_tensor_load_2d(at + r * 128, rows64, x, work.row + r, bar);
-            for (; r < n; r += 8) mm_tensor_load_2d(at + r * 128, rows8, x, work.row + r, bar);
+            for (; r + 64 <= n; r += 64)
+                ptx::cp_async_bulk_tensor_2d_no_hint(at + r * 128, rows64, x, work.row + r, bar);
+            for (; r < n; r += 8) ptx::cp_async_bulk_tensor_2d_no_hint(at + r * 128, rows8, x, work.row + r, bar);
         }
     }
 }
@@ -239,31 +241,31 @@ template <bool L1, bool MX, class SHAPE, int... WIDTHS> struct tile_widths {
 template <bool L1, bool MX, class SHAPE, int... WIDTHS>
 MM_DEVICE void tile_kernel(const CUtensorMap *rows64, const CUtensorMap *rows8, const mm_cuda_gemm_args &p) {
     using widths = tile_widths<L1, MX, SHAPE, WIDTHS...>;
-    extern __shared__ __align__(1024) char dynamic[];
-    __shared__ uint64_t bars[2 * SHAPE::stages];
-    const uint32_t shared = (mm_shared_address(dynamic) + 1023u) & ~1023u;
-    const uint32_t full = mm_shared_address(bars), empty = mm_shared_address(bars + SHAPE::stages);
-    mm_launch_dependents();
+    MM_SHARED_DYNAMIC(char, dynamic, 1024);
+    MM_SHARED(uint64_t, bars, [2 * SHAPE::stages]);
+    const uint32_t shared = (ptx::cvta_to_shared(dynamic) + 1023u) & ~1023u;
+    const uint32_t full = ptx::cvta_to_shared(bars), empty = ptx::cvta_to_shared(bars + SHAPE::stages);
+    ptx::griddepcontrol_launch_dependents();
     if (threadIdx.x == 0) {
         for (int i = 0; i < SHAPE::stages; i++) {
-            mm_mbarrier_init(full + i * 8, 1);
-            mm_mbarrier_init(empty + i * 8, TILE_CONSUMERS);
+            ptx::mbarrier_init(full + i * 8, 1);
+            ptx::mbarrier_init(empty + i * 8, TILE_CONSUMERS);
         }
-        mm_fence_mbarrier_init();
+        ptx::fence_mbarrier_init_release_cluster();
     }
     __syncthreads();
-    mm_grid_wait();
+    ptx::griddepcontrol_wait();
     const int tiles = p.plan->count[p.list] * tile_blocks<L1>(p);
     uint32_t done = 0;
     if (threadIdx.x >= TILE_CONSUMERS * 128) {
-        mm_setmaxnreg_dec<TILE_PRODUCER_REGISTERS>();
+        ptx::setmaxnreg_dec<TILE_PRODUCER_REGISTERS>();
         if (threadIdx.x == TILE_CONSUMERS * 128)
             for (int i = blockIdx.x; i < tiles; i += gridDim.x) {
                 const tile_work work = tile_find<L1>(p, i);
                 tile_produce<L1, SHAPE>(p, rows64, rows8, work, widths::choose(work.count), shared, full, empty, done);
             }
     } else {
-        mm_setmaxnreg_inc<TILE_CONSUMER_REGISTERS>();
+        ptx::setmaxnreg_inc<TILE_CONSUMER_REGISTERS>();
         for (int i = blockIdx.x; i < tiles; i += gridDim.x) {
             widths::consume(p, i, widths::choose(tile_find<L1>(p, i).count), shared, full, empty, done);
         }

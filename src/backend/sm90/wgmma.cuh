@@ -5,7 +5,7 @@
 #ifndef MM_SM90_WGMMA_CUH
 #define MM_SM90_WGMMA_CUH
 
-#include "backend/cuda/ptx.cuh"
+#include "backend/cuda/device.cuh"
 
 /* 9.7.16.7.1 wgmma.fence, 9.7.16.7.2 commit_group, 9.7.16.7.3 wait_group */
 MM_DEVICE void mm_wgmma_fence(void) {

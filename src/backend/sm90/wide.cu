@@ -8,8 +8,8 @@ using shape = tile_shape<160, 1, 4, 0>;
 
 #define TILE_KERNEL(name, l1, mx)                                                                                      \
     extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1)                                                      \
-        name(const __grid_constant__ CUtensorMap rows64, const __grid_constant__ CUtensorMap rows8,                    \
-             const __grid_constant__ mm_cuda_gemm_args args) {                                                         \
+        name(MM_GRID_CONSTANT(CUtensorMap, rows64), MM_GRID_CONSTANT(CUtensorMap, rows8),                              \
+             MM_GRID_CONSTANT(mm_cuda_gemm_args, args)) {                                                              \
         tile_kernel<l1, mx, shape, 128, 144, 160>(&rows64, &rows8, args);                                              \
     }
 

@@ -220,6 +220,39 @@ static const layer_case small_cases[] = {
     {"384x256 fp8 experts", {384, 256, 6, 6, 2, MM_FP8, 0, BF16, SILU}, 30, 0, 0},
 };
 
+/* Every portable kernel in small, so that the functional model can run them too: each decode instance by its K, light
+ * and heavy, every format of the tiles, both ways to plan. */
+static const layer_case model_cases[] = {
+    {"7168x256 light", {7168, 256, 3, 2, 1, MM_NVFP4, 0, BF16, SILU}, 8, 0.5f, 0},
+    {"7168x256 heavy", {7168, 256, 3, 2, 1, MM_NVFP4, 0, BF16, SILU}, 22, 0.3f, 0},
+    {"5120x256", {5120, 256, 3, 2, 1, MM_NVFP4, 0, BF16, SILU}, 12, 0.4f, 0},
+    {"4096x256", {4096, 256, 3, 2, 1, MM_NVFP4, 0, NVFP4(STATIC, STATIC), SILU}, 9, 0.4f, 0},
+    {"3072x256", {3072, 256, 3, 2, 1, MM_NVFP4, 0, BF16, SILU}, 5, 0.4f, 0},
+    {"256x3072", {256, 3072, 3, 2, 1, MM_NVFP4, 0, BF16, SILU}, 20, 0.4f, 0},
+    {"256x2304", {256, 2304, 3, 2, 1, MM_NVFP4, 0, NVFP4(TOKEN, UNIT), SILU}, 12, 0.4f, 0},
+    {"256x2048", {256, 2048, 3, 2, 1, MM_NVFP4, 0, BF16, SILU}, 3, 0.4f, 0},
+    {"256x1536", {256, 1536, 3, 2, 1, MM_NVFP4, 0, BF16, SILU}, 12, 0.4f, 0},
+    {"7168x512 mxfp4", {7168, 512, 3, 1, 1, MM_MXFP4, 0, BF16, SILU}, 9, 0.6f, 0},
+    {"4096x512 mxfp4", {4096, 512, 3, 1, 1, MM_MXFP4, 0, BF16, SILU}, 20, 0.6f, 0},
+    {"512x3072 mxfp4", {512, 3072, 3, 1, 1, MM_MXFP4, 0, BF16, SILU}, 5, 0.6f, 0},
+    {"512x2048 mxfp4", {512, 2048, 3, 1, 1, MM_MXFP4, 0, BF16, SILU}, 20, 0.6f, 0},
+    {"256x256 decode and tiles", {256, 256, 8, 5, 2, MM_NVFP4, MM_NVFP4, NVFP4(UNIT, UNIT), SILU}, 70, 1, 0},
+    {"256x256 invariant", {256, 256, 8, 5, 2, MM_NVFP4, 0, BF16, SILU}, 9, 0, 1},
+    {"256x256 weight before", {256, 256, 8, 5, 2, MM_NVFP4, 0, BF16, SILU, .weight_before = true}, 9, 0, 0},
+    {"208x112 odd sizes", {208, 112, 7, 7, 3, MM_NVFP4, MM_FP8, BF16, SILU}, 33, 0, 0},
+    {"176x80 odd nvfp4", {176, 80, 7, 4, 3, MM_NVFP4, MM_BF16, NVFP4(STATIC, STATIC), SILU}, 33, 0, 0},
+    {"320x192 mxfp4",
+     {320, 192, 4, 2, 2, MM_MXFP4, 0, BF16, .bias = true, .alpha = 1.702f, .beta = 1.0f, .limit = 7.0f},
+     10,
+     0,
+     0},
+    {"128x96 relu2", {128, 96, 6, 6, 2, MM_NVFP4, 0, BF16, .alpha = 1.0f, .not_gated = true}, 30, 0, 0},
+    {"128x128 bf16 experts", {128, 128, 6, 6, 2, MM_BF16, 0, BF16, SILU}, 30, 0, 0},
+    {"128x128 fp8 experts", {128, 128, 6, 6, 2, MM_FP8, 0, BF16, SILU}, 30, 0, 0},
+    {"256x128 fp8 experts", {256, 128, 6, 6, 2, MM_FP8, 0, BF16, SILU}, 30, 0, 0},
+    {"64x64 large plan", {64, 64, 64, 48, 6, MM_NVFP4, 0, BF16, SILU}, 700, 0.1f, 0},
+};
+
 static const layer_case real_cases[] = {
     {"V4-Pro light", {7168, 3072, 4, 2, 1, MM_NVFP4, 0, BF16, SILU}, 8, 0.5f, 0},
     {"V4-Pro heavy", {7168, 3072, 3, 2, 1, MM_NVFP4, 0, BF16, SILU}, 22, 0.3f, 0},
@@ -249,13 +282,17 @@ static const layer_case many_cases[] = {
 
 int main(int argc, char **argv) {
     const mm_backend *const backends[] = {&mm_backend_sm90, &mm_backend_cuda_portable};
-    const char *only = argc > 1 ? argv[1] : "";
+    const char *only = argc > 1 ? argv[1] : ""; /* "model": those cases alone; "nosmall" and so on: all but those */
+    const bool model = strcmp(only, "model") == 0;
     int ran = 0;
     for (size_t b = 0; b < COUNT(backends); b++) {
         if (backends[b]->probe(0) != MEGAMOE_OK) {
             printf("skipped %s: %s\n", backends[b]->name, megamoe_error_message());
             continue;
         }
+        for (size_t i = 0; i < COUNT(model_cases); i++, ran++)
+            run_case(backends[b], &mm_backend_reference, &model_cases[i]);
+        if (model) continue;
         for (size_t i = 0; !strstr(only, "nosmall") && i < COUNT(small_cases); i++, ran++)
             run_case(backends[b], &mm_backend_reference, &small_cases[i]);
         for (size_t i = 0; !strstr(only, "noreal") && i < COUNT(real_cases); i++, ran++)

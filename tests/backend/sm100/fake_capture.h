@@ -11,8 +11,8 @@ extern "C" {
 
 /* From here on, launches on this stream are kept and not run. */
 void fake_capture_begin(void *stream);
-/* How many there were; and the first call that a capture does not allow (an allocation, a wait, a copy from or to host
- * memory, a launch on another stream), or NULL. */
+/* How many there were of Blackwell's kernels; and the first call that a capture does not allow (an allocation, a wait,
+ * a copy from or to host memory, a launch on another stream), or NULL. */
 const char *fake_capture_end(unsigned *launches);
 /* Runs what was kept, with the arguments of that time and the memory of now; 0 if a kernel failed. */
 int fake_replay(void);

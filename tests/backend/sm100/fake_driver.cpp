@@ -1,15 +1,20 @@
-// A libcuda.so.1 whose GPU is the functional model: the Blackwell kernels run on it, all others do nothing. With it in
+// A libcuda.so.1 whose GPU is the functional model: Blackwell's kernels and the portable ones run on it. With it in
 // front of the library, the code between backend and driver, which no machine here can run otherwise, is run.
 //   FAKE_CAPABILITY=100   compute capability times ten (default 100)
 //   FAKE_FAULT=launch     launches of Blackwell kernels fail      FAKE_FAULT=flip   they give a wrong bit
 //   FAKE_FAULT=launch_later, flip_later   the same in layers alone, so that the self-check passes
+//   FAKE_FAULT=portable   a portable GEMM gives a wrong bit
 #include <cuda.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <map>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "backend/cuda/args.h"
+#include "backend/cuda/kernels_on_model.h"
 #include "backend/sm100/arguments.h"
 #include "fake_capture.h"
 #include "model_machine.h"
@@ -20,11 +25,16 @@ static struct sm100_machine machine;
 static std::map<uintptr_t, size_t> allocations;
 static char context, stream, event;
 
-// Functions and modules are addresses in here; 0 is any kernel that is not Blackwell's.
-static char functions[SM100_KERNEL_COUNT + 1], modules[64];
+// A function is an address in here, or a cuda_kernel; a module is any address.
+static char functions[SM100_KERNEL_COUNT], modules[64];
 static const char *const names[SM100_KERNEL_COUNT] = {"sm100_l1_small", "sm100_l1_large", "sm100_l2_small",
                                                       "sm100_l2_large", "sm100_l2_wide",  "sm100_plan",
                                                       "sm100_stage",    "sm100_combine"};
+
+std::map<std::string, cuda_kernel> &cuda_kernels(void) {
+    static std::map<std::string, cuda_kernel> kernels;
+    return kernels;
+}
 
 static bool fault(const char *name) {
     const char *wanted = getenv("FAKE_FAULT");
@@ -38,15 +48,21 @@ static int capability(void) {
 
 // ---- capture: launches on one stream are kept instead of run, and replayed as often as the test likes. ----
 
-// The arguments of any kernel, as a graph node copies them when it is captured.
+// A Blackwell kernel's arguments, as a graph node copies them when it is captured.
 struct kept_launch {
     struct sm100_launch launch;
     alignas(64) unsigned char args[2048];
 };
+// A portable kernel's: one copy per parameter.
+struct kept_cuda_launch {
+    CUlaunchConfig config;
+    const cuda_kernel *kernel;
+    std::vector<std::vector<unsigned char>> args;
+};
 
 static CUstream capturing; // NULL: no capture
 static const char *broken; // the first call that a capture does not allow
-static std::vector<kept_launch> graph;
+static std::vector<std::variant<kept_launch, kept_cuda_launch>> graph;
 
 // Calls that allocate, wait or touch host memory have no place in a run that a graph holds.
 static bool forbidden(const char *call) {
@@ -63,8 +79,18 @@ static size_t args_bytes(int kernel) {
 static_assert(sizeof(struct sm100_gemm_args) <= sizeof(kept_launch::args), "room for the largest arguments");
 
 static void keep(const struct sm100_launch &launch) {
-    graph.push_back({launch, {}});
-    memcpy(graph.back().args, launch.args, args_bytes(launch.kernel));
+    kept_launch node = {launch, {}};
+    memcpy(node.args, launch.args, args_bytes(launch.kernel));
+    graph.push_back(node);
+}
+
+static void keep(const CUlaunchConfig &config, const cuda_kernel &kernel, void **arguments) {
+    kept_cuda_launch node = {config, &kernel, {}};
+    for (size_t i = 0; i < kernel.sizes.size(); i++) {
+        const unsigned char *from = (const unsigned char *)arguments[i];
+        node.args.emplace_back(from, from + kernel.sizes[i]);
+    }
+    graph.push_back(std::move(node));
 }
 
 void fake_capture_begin(void *stream_captured) {
@@ -75,15 +101,29 @@ void fake_capture_begin(void *stream_captured) {
 
 const char *fake_capture_end(unsigned *launches) {
     capturing = NULL;
-    *launches = (unsigned)graph.size();
+    *launches = 0;
+    for (const auto &node : graph) *launches += std::holds_alternative<kept_launch>(node);
     return broken;
 }
 
+extern "C" {
+static CUresult cuda_launch(const CUlaunchConfig *config, const cuda_kernel &kernel, void **arguments);
+}
+
+static bool replay(kept_launch &node) {
+    node.launch.args = node.args;
+    return machine.launch(machine.context, &node.launch, NULL) == MEGAMOE_OK;
+}
+
+static bool replay(kept_cuda_launch &node) {
+    std::vector<void *> arguments;
+    for (auto &argument : node.args) arguments.push_back(argument.data());
+    return cuda_launch(&node.config, *node.kernel, arguments.data()) == CUDA_SUCCESS;
+}
+
 int fake_replay(void) {
-    for (kept_launch &node : graph) {
-        node.launch.args = node.args;
-        if (machine.launch(machine.context, &node.launch, NULL) != MEGAMOE_OK) return 0;
-    }
+    for (auto &node : graph)
+        if (!std::visit([](auto &kept) { return replay(kept); }, node)) return 0;
     return 1;
 }
 
@@ -132,6 +172,35 @@ CUresult cuCtxSynchronize(void) {
     return CUDA_SUCCESS;
 }
 
+static CUresult failed(const char *kernel, const char *sentence) {
+    fprintf(stderr, "fake driver: %s: %s\n", kernel, sentence);
+    return CUDA_ERROR_LAUNCH_FAILED;
+}
+
+// A kernel written in CUDA's own words. Eight CTAs at a time: a grid may have thousands.
+static CUresult cuda_launch(const CUlaunchConfig *config, const cuda_kernel &kernel, void **arguments) {
+    if (capturing) return keep(*config, kernel, arguments), CUDA_SUCCESS;
+    const struct sm100_model_launch launch = {kernel.name,
+                                              kernel.run,
+                                              arguments,
+                                              config->gridDimX * config->gridDimY * config->gridDimZ,
+                                              1,
+                                              config->blockDimX,
+                                              config->sharedMemBytes};
+    struct sm100_model_options options = {};
+    static struct sm100_model_report report;
+    options.struct_size = sizeof options;
+    options.seed = model.seed++;
+    options.resident_ctas = 8;
+    options.grid_x = config->gridDimX;
+    options.grid_y = config->gridDimY;
+    options.static_shared_bytes = 20480;
+    if (sm100_model_run(&launch, 1, &options, &report) != SM100_MODEL_OK) return failed(kernel.name, report.message);
+    if (fault("portable") && strcmp(kernel.name, "mm_tile_l2_nvfp4") == 0)
+        ((uint32_t *)((const mm_cuda_gemm_args *)arguments[0])->y)[7] ^= 0x100;
+    return CUDA_SUCCESS;
+}
+
 CUresult cuModuleLoadData(CUmodule *module, const void *) {
     return *module = (CUmodule)modules, CUDA_SUCCESS;
 }
@@ -139,11 +208,12 @@ CUresult cuModuleUnload(CUmodule) {
     return CUDA_SUCCESS;
 }
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule, const char *name) {
-    int found = 0;
     for (int i = 0; i < SM100_KERNEL_COUNT; i++)
-        if (strcmp(names[i], name) == 0) found = i + 1;
-    if (!found && strncmp(name, "sm100_", 6) == 0) return CUDA_ERROR_NOT_FOUND;
-    return *function = (CUfunction)&functions[found], CUDA_SUCCESS;
+        if (strcmp(names[i], name) == 0) return *function = (CUfunction)&functions[i], CUDA_SUCCESS;
+    if (strncmp(name, "sm100_", 6) == 0) return CUDA_ERROR_NOT_FOUND;
+    // sm90's own, which are not here, can be loaded and not launched.
+    return *function = (CUfunction)&cuda_kernels().try_emplace(name, cuda_kernel{name, NULL, {}}).first->second,
+           CUDA_SUCCESS;
 }
 CUresult cuFuncGetAttribute(int *value, CUfunction_attribute, CUfunction) {
     return *value = 0, CUDA_SUCCESS;
@@ -153,10 +223,12 @@ CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int value) {
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments, void **) {
-    const long number = (char *)function - functions - 1;
+    const char *at = (const char *)function;
     if (capturing && config->hStream != capturing && forbidden("a launch on another stream"))
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    if (number < 0) return CUDA_SUCCESS;
+    if (at < functions || at >= functions + SM100_KERNEL_COUNT)
+        return cuda_launch(config, *(const cuda_kernel *)function, arguments);
+    const long number = at - functions;
     const struct sm100_gemm_args *gemm = (const struct sm100_gemm_args *)arguments[0];
     const bool large = number == SM100_KERNEL_L2_LARGE, of_layer = large && gemm->output_rows; /* not the check's */
     if (fault("launch") || (fault("launch_later") && of_layer)) return CUDA_ERROR_ILLEGAL_INSTRUCTION;
@@ -252,22 +324,20 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuui
                                 const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box,
                                 const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
-    if (type != CU_TENSOR_MAP_DATA_TYPE_UINT8 && type != CU_TENSOR_MAP_DATA_TYPE_UINT16) return CUDA_SUCCESS;
-    struct sm100_map m = {base,
-                          type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1u : 2u,
-                          rank,
-                          {0},
-                          {0},
-                          {0},
-                          swizzle == CU_TENSOR_MAP_SWIZZLE_128B};
-    for (cuuint32_t i = 0; i < rank; i++) {
-        m.dims[i] = dims[i];
-        m.box[i] = box[i];
-        if (i + 1 < rank) m.strides[i] = strides[i];
-    }
-    return machine.map(machine.context, &m, (struct sm100_tensor_map *)(void *)map) == MEGAMOE_OK
-               ? CUDA_SUCCESS
-               : CUDA_ERROR_INVALID_VALUE;
+    static const std::map<CUtensorMapDataType, enum sm100_model_data_type> types = {
+        {CU_TENSOR_MAP_DATA_TYPE_UINT8, SM100_MODEL_U8},
+        {CU_TENSOR_MAP_DATA_TYPE_UINT16, SM100_MODEL_U16},
+        {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, SM100_MODEL_BF16},
+        {CU_TENSOR_MAP_DATA_TYPE_FLOAT64, SM100_MODEL_U64}};
+    const auto found = types.find(type);
+    if (found == types.end()) return CUDA_ERROR_INVALID_VALUE;
+    uint64_t pitches[4] = {0};
+    for (cuuint32_t i = 0; i + 1 < rank; i++) pitches[i] = strides[i];
+    if (sm100_model_tensor_map_encode(
+            (struct sm100_tensor_map *)(void *)map, found->second, rank, base, dims, pitches, box,
+            swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? SM100_MODEL_SWIZZLE_128B : SM100_MODEL_SWIZZLE_NONE))
+        return failed("a tensor map", sm100_model_error()), CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
 }
 }
 
