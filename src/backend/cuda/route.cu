@@ -23,7 +23,10 @@ MM_DEVICE uint4 route_values(const void *row, bool f32, uint32_t k, int plane) {
 #pragma unroll
         for (int j = 0; j < 2; j++)
             for (int q = 0; q < plane; q++) v[j] -= mm_bf16_round(v[j]);
-                pair[i] = ptx::cvt_rn_bf16x2_f32(v[1], v[0]);
+                /* An infinity is all in the first term: its difference from itself, NaN, is not a term. */
+#pragma unroll
+        for (int j = 0; j < 2; j++) v[j] = plane && !(fabsf(v[j]) <= 3.402823466e+38f) ? 0.0f : v[j];
+        pair[i] = ptx::cvt_rn_bf16x2_f32(v[1], v[0]);
     }
     return make_uint4(pair[0], pair[1], pair[2], pair[3]);
 }
