@@ -81,7 +81,8 @@ static megamoe_status self_check(struct sm100_device *d) {
     } known[GPUS];
     uint32_t ordinal = d->portable->gpu.ordinal % GPUS;
     if (!known[ordinal].done) {
-        known[ordinal].status = mm_sm100_self_check(&d->machine);
+        const struct sm100_portable portable = {&d->gpu, mm_sm100_gpu_multiply};
+        known[ordinal].status = mm_sm100_self_check(&d->machine, &portable);
         if (known[ordinal].status != MEGAMOE_OK)
             snprintf(known[ordinal].sentence, sizeof known[ordinal].sentence, "%s", megamoe_error_message());
         known[ordinal].done = true;
@@ -101,11 +102,12 @@ static void warn(const struct sm100_device *d, const char *format, ...) {
     d->log(d->log_context, 1, sentence);
 }
 
-/* An explicit wish for sm100 that cannot be fulfilled is an error; otherwise the portable path, and a warning. */
+/* An explicit wish for sm100 that cannot be fulfilled is an error; otherwise the portable path, and a warning, unless
+ * that path is what failed. */
 static megamoe_status decide_trust(struct sm100_device *d, megamoe_backend wanted) {
     megamoe_status status = self_check(d);
     d->trusted = status == MEGAMOE_OK;
-    if (d->trusted || wanted == MEGAMOE_SM100) return status;
+    if (d->trusted || wanted == MEGAMOE_SM100 || status == MEGAMOE_UNSUPPORTED_DEVICE) return status;
     warn(d, "the portable kernels are used instead of sm100's: %s", megamoe_error_message());
     return MEGAMOE_OK;
 }

@@ -154,3 +154,56 @@ void mm_sm100_gpu_close(struct sm100_gpu *gpu) {
     mm_cuda_leave(gpu->device);
     gpu->module_count = 0;
 }
+
+/* ---- the portable kernels, for the self-check ---- */
+
+enum { PRODUCT_BLOCKS = 2 + 2 * 8 + 2 }; /* rows' codes and scales, eight groups', ends, results */
+
+/* One product's device memory. */
+struct product_memory {
+    struct sm100_gpu *gpu;
+    void *blocks[PRODUCT_BLOCKS];
+    uint32_t count;
+    megamoe_status status; /* of the first part that failed */
+};
+
+static void *product_part(struct product_memory *m, const void *data, size_t bytes) {
+    if (m->status != MEGAMOE_OK) return NULL;
+    void *block = gpu_alloc(m->gpu, bytes, "self-check");
+    if (!block)
+        m->status = mm_fail(MEGAMOE_OUT_OF_MEMORY, "no GPU memory for a self-check of %zu bytes", bytes);
+    else
+        m->blocks[m->count++] = block;
+    if (block && data) m->status = gpu_copy_in(m->gpu, block, data, bytes);
+    return block;
+}
+
+static megamoe_status product_run(struct product_memory *m, const struct sm100_product *p, float *results) {
+    mm_matrix groups[8];
+    const int64_t rows = p->rows, columns = p->columns, features = p->features;
+    megamoe_tensor codes = {.dtype = MEGAMOE_E2M1X2, .rank = 2, .extent = {rows, columns}};
+    megamoe_tensor scales = {.dtype = MEGAMOE_E4M3, .rank = 2, .extent = {rows, columns / 16}};
+    megamoe_tensor output = {.dtype = MEGAMOE_F32, .rank = 2, .extent = {rows, features}};
+    codes.data = product_part(m, p->codes, (size_t)(rows * columns) / 2);
+    scales.data = product_part(m, p->scales, (size_t)(rows * columns) / 16);
+    for (uint32_t g = 0; g < p->group_count; g++) {
+        groups[g] = p->groups[g];
+        groups[g].codes = product_part(m, p->groups[g].codes, (size_t)features * p->groups[g].row_bytes);
+        groups[g].scales = product_part(m, p->groups[g].scales, (size_t)features * p->groups[g].scale_row_bytes);
+    }
+    const int32_t *ends = product_part(m, p->ends, p->group_count * sizeof *ends);
+    output.data = product_part(m, NULL, (size_t)(rows * features) * sizeof *results);
+    MM_TRY(m->status);
+    MM_TRY(mm_cuda_grouped_gemm(m->gpu->device, &codes, &scales, groups, ends, p->group_count, &output,
+                                m->gpu->device->stream));
+    return gpu_copy_out(m->gpu, results, output.data, (size_t)(rows * features) * sizeof *results);
+}
+
+megamoe_status mm_sm100_gpu_multiply(void *gpu, const struct sm100_product *product, float *results) {
+    struct product_memory memory = {.gpu = gpu, .status = MEGAMOE_OK};
+    if (product->group_count > 8)
+        return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%u groups in a self-check of 8", product->group_count);
+    megamoe_status status = product_run(&memory, product, results);
+    for (uint32_t i = 0; i < memory.count; i++) gpu_release(gpu, memory.blocks[i]);
+    return status;
+}

@@ -4,6 +4,7 @@
 
 #include "backend/cuda/state.h"
 #include "backend/sm100/machine.h"
+#include "backend/sm100/self_check.h"
 
 struct sm100_gpu_block {
     void *memory;
@@ -25,5 +26,8 @@ megamoe_status mm_sm100_gpu_open(mm_backend_state *device, struct sm100_gpu *gpu
 /* After what was allocated has been released. */
 void mm_sm100_gpu_close(struct sm100_gpu *gpu);
 uint64_t mm_sm100_gpu_bytes(const struct sm100_gpu *gpu); /* allocated now */
+
+/* struct sm100_portable's function; the context is a struct sm100_gpu. */
+megamoe_status mm_sm100_gpu_multiply(void *gpu, const struct sm100_product *product, float *results);
 
 #endif

@@ -1,4 +1,4 @@
-/* A few tiles per GEMM instance against integer arithmetic on the host. */
+/* A few tiles per GEMM instance, and the portable kernels, against integer arithmetic on the host. */
 #include <stdlib.h>
 
 #include "backend/sm100/gemm.h"
@@ -23,6 +23,7 @@ struct operand {
 /* One instance under test: host data, device memory, results. */
 struct trial {
     const struct sm100_machine *machine;
+    const struct sm100_portable *portable; /* or NULL */
     enum sm100_tile_name tile;
     uint32_t random;
     struct operand weights[MATRICES][GROUPS], tokens;
@@ -233,6 +234,26 @@ static megamoe_status compare_h(struct trial *t) {
     return MEGAMOE_OK;
 }
 
+/* One matrix of the trial by the portable kernels. */
+static megamoe_status compare_portable(struct trial *t, uint32_t i) {
+    mm_matrix groups[GROUPS];
+    for (uint32_t g = 0; g < GROUPS; g++) groups[g] = as_matrix(&t->weights[i][g], weight_globals[i][g]);
+    const struct sm100_product product = {groups, GROUPS, ROWS, FEATURES, K, t->tokens.codes, t->tokens.scales, ends};
+    megamoe_status status = t->portable->multiply(t->portable->context, &product, t->results);
+    if (status != MEGAMOE_OK) return mm_fail_in(MEGAMOE_UNSUPPORTED_DEVICE, "the self-check of the portable kernels");
+    for (uint32_t g = 0, row = 0; g < GROUPS; g++)
+        for (; row < (uint32_t)ends[g]; row++)
+            for (uint32_t n = 0; n < FEATURES; n++) {
+                const float got = t->results[row * FEATURES + n], want = exact(t, i, g, row, n);
+                if (got != want)
+                    return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE,
+                                   "the self-check of the portable kernels failed: the product of token row %u, "
+                                   "feature %u is %g and not %g: use --backend cpu",
+                                   row, n, (double)got, (double)want);
+            }
+    return MEGAMOE_OK;
+}
+
 static megamoe_status check_record(const struct trial *t) {
     struct sm100_record record;
     char sentence[256];
@@ -249,7 +270,9 @@ static megamoe_status run_trial(struct trial *t) {
     MM_TRY(launch(t));
     MM_TRY(check_record(t));
     MM_TRY(compare_sums(t));
-    return compare_h(t);
+    MM_TRY(compare_h(t));
+    for (uint32_t i = 0; t->portable && i < sm100_tiles[t->tile].matrices; i++) MM_TRY(compare_portable(t, i));
+    return MEGAMOE_OK;
 }
 
 static void trial_close(struct trial *t) {
@@ -260,7 +283,7 @@ static void trial_close(struct trial *t) {
     free(t);
 }
 
-megamoe_status mm_sm100_self_check(const struct sm100_machine *machine) {
+megamoe_status mm_sm100_self_check(const struct sm100_machine *machine, const struct sm100_portable *portable) {
     megamoe_status status = MEGAMOE_OK;
     for (uint32_t tile = 0; tile < SM100_TILE_COUNT && status == MEGAMOE_OK; tile++) {
         if (machine->multiprocessors < sm100_tiles[tile].cta_group) continue;
@@ -268,6 +291,7 @@ megamoe_status mm_sm100_self_check(const struct sm100_machine *machine) {
         if (!t) return mm_fail(MEGAMOE_OUT_OF_MEMORY, "no host memory for a self-check");
         memset(t, 0, sizeof *t);
         t->machine = machine;
+        t->portable = portable;
         t->tile = (enum sm100_tile_name)tile;
         t->random = tile + 1;
         status = run_trial(t);

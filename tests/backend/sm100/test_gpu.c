@@ -172,10 +172,25 @@ static void distrust(void **state) {
     megamoe_device_close(device);
 }
 
+/* Sums of the portable kernels are wrong: then there is nothing on this GPU to fall back to. */
+static void distrust_of_the_portable_kernels(void **state) {
+    static const megamoe_backend wanted[] = {MEGAMOE_SM100, MEGAMOE_CUDA};
+    megamoe_device *device = NULL;
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(open_device(wanted[i], &device), MEGAMOE_UNSUPPORTED_DEVICE);
+        if (!strstr(megamoe_error_message(), "self-check of the portable kernels failed: the product of token row 0"))
+            fail_msg("%s", megamoe_error_message());
+        assert_null(device);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest right[] = {cmocka_unit_test(layer_is_right), cmocka_unit_test(stages_are_right)};
     const struct CMUnitTest family[] = {cmocka_unit_test(only_its_own_family)};
     const struct CMUnitTest wrong[] = {cmocka_unit_test(distrust)};
+    const struct CMUnitTest portable[] = {cmocka_unit_test(distrust_of_the_portable_kernels)};
+    if (told("FAKE_FAULT", "portable")) return cmocka_run_group_tests(portable, NULL, NULL);
     if (getenv("FAKE_FAULT")) return cmocka_run_group_tests(wrong, NULL, NULL);
     if (getenv("FAKE_CAPABILITY")) return cmocka_run_group_tests(family, NULL, NULL);
     return cmocka_run_group_tests(right, NULL, NULL);
