@@ -5,7 +5,7 @@ import unittest
 import fx
 from command import Case
 
-COMMANDS = ("inspect", "run", "check", "bench", "synth", "quantize", "doctor")
+COMMANDS = ("inspect", "run", "check", "bench", "synth", "quantize", "selftest", "doctor")
 
 
 class Help(Case):
@@ -101,6 +101,22 @@ class Typing(Case):
 
 
 class Doctor(Case):
+    def test_the_cpu_runs_at_its_best_level(self):
+        """The system names the processor's features; the library asks the processor for bits."""
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            flags = set(next((line for line in file if line.startswith("flags")), "").split())
+        isa = "scalar"
+        for level, needed in (
+            ("avx2", "avx2 fma f16c"),
+            ("avx512", "avx512f avx512dq avx512bw avx512vl avx512_vnni"),
+            ("amx", "avx512vbmi avx512_bf16 amx_tile amx_bf16"),
+        ):
+            if not flags.issuperset(needed.split()):
+                break
+            isa = level
+        backends = {b["backend"]: b["isa"] for b in self.json("doctor")["backends"]}
+        self.assertEqual(backends["cpu"], isa)
+
     def test_json(self):
         report = self.json("doctor")
         self.assertIsInstance(report["images"], list)
