@@ -49,6 +49,7 @@ class Case(unittest.TestCase):
         self.assertEqual(set(os.listdir(self.directory)), before, "a refused command left a file")
         error = self.json(*arguments, status=2, env=env)["error"]
         self.assertEqual("megamoe: " + error["message"] + "\n", self.stderr)
+        self.assertRegex(error["message"], r"[^.?][.?]$")
         if status:
             self.assertEqual(error["status"], "MEGAMOE_" + status)
         return error["message"]

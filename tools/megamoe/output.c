@@ -27,7 +27,7 @@ void cli_print_plain(FILE *stream, const char *text, size_t length) {
 static int report(const char *status, const char *words) {
     char sentence[1100];
     size_t length = strlen(words);
-    snprintf(sentence, sizeof sentence, "%s%s", words, length && words[length - 1] == '.' ? "" : ".");
+    snprintf(sentence, sizeof sentence, "%s%s", words, length && strchr(".?", words[length - 1]) ? "" : ".");
     fputs("megamoe: ", stderr);
     cli_print_plain(stderr, sentence, strlen(sentence));
     putc('\n', stderr);
