@@ -4,6 +4,7 @@
  * panel in fp32. The two sum in different orders, so which of them runs depends on deciding_rows only.
  */
 #include "backend/cpu/avx512_planes.h"
+#include "backend/cpu/avx512_tiles.h"
 
 #define FEW_OPERANDS MM_PACK_ROWS /* up to this many BF16 rows walk; more have no room as three planes */
 
@@ -11,33 +12,17 @@
 
 typedef float tile_element;
 typedef __m512 tile_vector;
-typedef __m512 tile_sum;
 enum { TILE_COLUMNS = 16, TILE_ROWS = 4, TILE_OPERANDS = 6, TILE_SEGMENT = 1024 };
 
 static inline bool tile_scales_sums(const mm_matrix *m) {
     (void)m;
     return false;
 }
-static inline tile_sum tile_zero(void) {
-    return _mm512_setzero_ps();
-}
-static inline tile_sum tile_load_sum(const float *lanes) {
-    return _mm512_load_ps(lanes);
-}
-static inline void tile_store_sum(float *lanes, tile_sum sum) {
-    _mm512_store_ps(lanes, sum);
-}
 static inline tile_vector tile_load(const tile_element *values) {
     return _mm512_load_ps(values);
 }
 static inline tile_sum tile_multiply(tile_sum sum, tile_vector x, tile_vector w) {
     return _mm512_fmadd_ps(x, w, sum);
-}
-static inline tile_sum tile_scale(tile_sum sum, float scale, tile_sum before) {
-    return _mm512_fmadd_ps(sum, _mm512_set1_ps(scale), before);
-}
-static inline float tile_reduce(tile_sum sum) {
-    return walk_reduce(sum);
 }
 
 #include "backend/cpu/fp32_panel.h"

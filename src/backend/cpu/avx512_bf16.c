@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-#include "backend/cpu/avx512_walk.h"
+#include "backend/cpu/avx512_tiles.h"
 #include "backend/cpu/planes.h"
 #include "backend/cpu/vnni.h"
 
@@ -19,34 +19,17 @@
 
 typedef uint16_t tile_element;
 typedef __m512bh tile_vector;
-typedef __m512 tile_sum;
 enum { TILE_COLUMNS = 32, TILE_ROWS = 4, TILE_OPERANDS = 6, TILE_SEGMENT = 2048 };
 
 /* F32 scales times E4M3 are not exact in BF16. */
 static inline bool tile_scales_sums(const mm_matrix *m) {
     return m->scale_dtype == MEGAMOE_F32;
 }
-static inline tile_sum tile_zero(void) {
-    return _mm512_setzero_ps();
-}
-static inline tile_sum tile_load_sum(const float *lanes) {
-    return _mm512_load_ps(lanes);
-}
-static inline void tile_store_sum(float *lanes, tile_sum sum) {
-    _mm512_store_ps(lanes, sum);
-}
 static inline tile_vector tile_load(const tile_element *values) {
     return (__m512bh)_mm512_load_si512(values);
 }
 static inline tile_sum tile_multiply(tile_sum sum, tile_vector x, tile_vector w) {
     return _mm512_dpbf16_ps(sum, x, w);
-}
-static inline tile_sum tile_scale(tile_sum sum, float scale, tile_sum before) {
-    return _mm512_fmadd_ps(sum, _mm512_set1_ps(scale), before);
-}
-
-static inline float tile_reduce(tile_sum sum) {
-    return walk_reduce(sum);
 }
 
 #include "backend/cpu/avx512_weights.h"
