@@ -20,7 +20,7 @@ class Memory(Case):
         opened, loaded, _, first, second, *_ = self.probe("c", 64)
         self.assertLess(first - opened, 0.25 * files, "loading and running took a copy's worth of private memory")
         self.assertLess(loaded - opened, 0.25 * files)
-        self.assertLess(second - first, 256 << 10, "a second run took more memory")
+        self.assertLess(second - first, 1 << 20, "a second run took more memory")
 
     def test_planned_at_4096_tokens(self):
         """What the device names when the layer is loaded is all that runs take, and the command names the same."""
@@ -29,7 +29,7 @@ class Memory(Case):
         opened, _, planned, first, second, *_ = self.probe("c", 4096)
         self.assertGreater(planned, 1024 * 3 * 1024 * 4)  # the results of L2 of 1024 tokens
         self.assertLess(first - opened, planned + (2 << 20), "runs took more than was planned")
-        self.assertLess(second - first, 256 << 10, "a second run took more memory")
+        self.assertLess(second - first, 1 << 20, "a second run took more memory")
         told = self.command("bench", "--shape", shape, "--tokens", "1,4096", "--runs", 1)
         self.assertRegex(told, r"memory beyond the weights: [0-9.]+ MB, planned for 4096 tokens\n")
         megabytes = float(re.search("weights: ([0-9.]+) MB", told)[1])
@@ -39,7 +39,7 @@ class Memory(Case):
         self.command("synth", "--shape", "H=1024,I=512,E=16,K=4,layers=12", "--layers", 12, "c")
         _, _, _, first, second, *layers = self.probe("c", 64)
         self.assertEqual(len(layers), 11)
-        self.assertLess(max(layers) - second, 512 << 10, f"memory grew from layer to layer: {first, second, layers}")
+        self.assertLess(max(layers) - second, 1 << 20, f"memory grew from layer to layer: {first, second, layers}")
 
     def test_a_transposed_stack_is_the_exception(self):
         """Its rows are copies: counted, and gone with their layer."""
