@@ -448,6 +448,11 @@ MEGAMOE_API megamoe_status megamoe_nvfp4_mega_moe_full(megamoe_layer *layer, con
 /* ---- single stages, for engines that want a part; same definitions as the layer --------------------- */
 
 /*
+ * Tensors are in the memory of the device. A GPU also takes plain host memory here and in megamoe_layer_route and
+ * megamoe_layer_run: it is copied, and the call waits, which no captured graph may.
+ */
+
+/*
  * values: BF16 or F32 [R, K]. codes: E2M1X2 [R, K]; scales: E4M3 [R, K/16]; globals: F32 [R], written.
  * global: one host value for all rows, or NULL: per token (amax / 2688).
  */

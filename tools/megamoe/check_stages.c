@@ -181,7 +181,6 @@ static void judge_gemm(cli_examination *e, const char *stage, uint32_t bit, cons
 static void judge_activation(cli_examination *e, const cli_excuse_context *context) {
     uint32_t k_count = e->facts.shape.experts_per_token;
     uint64_t inner = e->facts.shape.intermediate, count = (uint64_t)e->token_count * k_count * inner;
-    bool excusable = has(e, CLI_HAS_L1);
     if (has(e, CLI_HAS_H_CODES | CLI_HAS_H_SCALES)) {
         cli_verdict *v = begin(e, "activation", "close");
         if (!has(e, CLI_HAS_H_GLOBALS)) /* the oracle's: the excuses need a global scale */
@@ -189,14 +188,13 @@ static void judge_activation(cli_examination *e, const cli_excuse_context *conte
         cli_judge_bytes(v, (cli_field){"h_globals", k_count, sizeof(float)}, (const uint8_t *)e->got.h_globals,
                         (const uint8_t *)e->want.h_globals, count / inner * sizeof(float), NULL, NULL);
         cli_judge_bytes(v, (cli_field){"h_scales", k_count, inner / 16}, e->got.h_scales, e->want.h_scales, count / 16,
-                        excusable ? cli_excuse_h_scale : NULL, context);
+                        cli_excuse_h_scale, context);
         cli_judge_bytes(v, (cli_field){"h_codes", k_count, inner / 2}, e->got.h_codes, e->want.h_codes, count / 2,
-                        excusable ? cli_excuse_h_code : NULL, context);
+                        cli_excuse_h_code, context);
         cli_verdict_finish(v);
     } else if (has(e, CLI_HAS_H)) {
         cli_verdict *v = begin(e, "activation", "close");
-        cli_judge_bf16(v, (cli_field){"h", k_count, inner}, e->got.h, e->want.h, count, excusable ? cli_excuse_h : NULL,
-                       context);
+        cli_judge_bf16(v, (cli_field){"h", k_count, inner}, e->got.h, e->want.h, count, cli_excuse_h, context);
         cli_verdict_finish(v);
     } else {
         fused(e, "activation");
@@ -325,7 +323,10 @@ megamoe_status cli_judge_layer(cli_examination *e) {
     if (routable) status = judge_route(e);
 
     megamoe_stages given = given_by(e);
-    cli_excuse_context context = {&e->facts, &e->got, e->batch.expert_ids, e->batch.expert_weights};
+    cli_excuse_context context = {.facts = &e->facts,
+                                  .stages = &e->got,
+                                  .expert_ids = e->batch.expert_ids,
+                                  .expert_weights = e->batch.expert_weights};
     batch.output = e->want.output;
     if (status == MEGAMOE_OK && e->device) { /* now with the experts decided */
         megamoe_batch subject = e->batch;
@@ -338,6 +339,8 @@ megamoe_status cli_judge_layer(cli_examination *e) {
     note_memory(e);
     clear_gates(e, e->got.l1);
     clear_gates(e, e->want.l1);
+    context.l1 = has(e, CLI_HAS_L1) ? e->got.l1 : e->want.l1;
+    context.l1_magnitude = has(e, CLI_HAS_L1) ? NULL : e->want.l1_magnitude;
 
     judge_stage(e);
     judge_gemm(e, "l1", CLI_HAS_L1, e->got.l1, e->want.l1, e->want.l1_magnitude, 2 * (uint64_t)shape->intermediate,

@@ -3,11 +3,40 @@
 
 #include <math.h>
 
+#include "compare.h"
 #include "formats.h"
 
 typedef struct interval {
     double low, high;
 } interval;
+
+/* An element of L1: exactly the backend's own, or within the bound of sums around the oracle's. */
+static interval projected(const cli_excuse_context *c, uint64_t at) {
+    double value = (double)c->l1[at], error = 0;
+    if (c->l1_magnitude)
+        error = cli_sum_units(c->facts->shape.hidden) * 0x1p-24 * (double)c->l1_magnitude[at] + 0x1p-126;
+    return (interval){value - error, value + error};
+}
+
+static double clamped(double value, double low, double high) {
+    return value < low ? low : value > high ? high : value;
+}
+
+static double silu(double gate, double alpha) {
+    return gate / (1 + exp(-alpha * gate));
+}
+
+/* silu falls down to its minimum at alpha gate = -1.2784645 and rises from there. */
+static interval silu_between(interval gate, double alpha) {
+    double a = silu(gate.low, alpha), b = silu(gate.high, alpha), lowest = -1.2784645427610738 / alpha;
+    if (gate.low < lowest && lowest < gate.high) return (interval){silu(lowest, alpha), fmax(a, b)};
+    return (interval){fmin(a, b), fmax(a, b)};
+}
+
+static interval times(interval a, interval b) {
+    double p[4] = {a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high};
+    return (interval){fmin(fmin(p[0], p[1]), fmin(p[2], p[3])), fmax(fmax(p[0], p[1]), fmax(p[2], p[3]))};
+}
 
 /*
  * h of element `index` of [T, K, I], with its error: fp32 operations and expf cost at most 16 units, and
@@ -16,21 +45,23 @@ typedef struct interval {
 static interval activated(const cli_excuse_context *c, uint64_t index) {
     const megamoe_shape *shape = &c->facts->shape;
     uint64_t pair = index / shape->intermediate, column = index % shape->intermediate;
-    const float *l1 = c->stages->l1 + pair * 2 * shape->intermediate;
-    double gate = (double)l1[column], up = (double)l1[shape->intermediate + column], value, units = 16;
-    double limit = shape->swiglu_limit > 0 ? (double)shape->swiglu_limit : INFINITY;
-    double alpha = shape->swiglu_alpha > 0 ? (double)shape->swiglu_alpha : 1;
+    uint64_t at = pair * 2 * shape->intermediate + column;
+    interval gate = projected(c, at), up = projected(c, at + shape->intermediate), h;
+    double limit = shape->swiglu_limit > 0 ? (double)shape->swiglu_limit : INFINITY, units = 16;
+    double alpha = shape->swiglu_alpha > 0 ? (double)shape->swiglu_alpha : 1, beta = (double)shape->swiglu_beta;
     if (shape->not_gated) {
-        value = up > 0 ? up * up : 0;
+        up = (interval){fmax(up.low, 0), fmax(up.high, 0)};
+        h = (interval){up.low * up.low, up.high * up.high};
     } else {
-        gate = gate > limit ? limit : gate;
-        up = up > limit ? limit : up < -limit ? -limit : up;
-        value = gate / (1 + exp(-alpha * gate)) * (up + (double)shape->swiglu_beta);
-        units += fabs(alpha * gate);
+        gate = (interval){clamped(gate.low, -INFINITY, limit), clamped(gate.high, -INFINITY, limit)};
+        up = (interval){clamped(up.low, -limit, limit) + beta, clamped(up.high, -limit, limit) + beta};
+        h = times(silu_between(gate, alpha), up);
+        units += alpha * fmax(fabs(gate.low), fabs(gate.high));
     }
-    if (c->facts->routing_weight_before) value *= (double)c->expert_weights[pair];
-    double error = units * 0x1p-24 * fabs(value) + 0x1p-126;
-    return (interval){value - error, value + error};
+    double weight = c->facts->routing_weight_before ? (double)c->expert_weights[pair] : 1;
+    h = times(h, (interval){weight, weight});
+    double error = units * 0x1p-24 * fmax(fabs(h.low), fabs(h.high)) + 0x1p-126;
+    return (interval){h.low - error, h.high + error};
 }
 
 bool cli_excuse_h(const void *context, uint64_t index) {

@@ -14,6 +14,8 @@ typedef struct cli_excuse_context {
     const megamoe_stages *stages; /* the backend's own */
     const int32_t *expert_ids;
     const float *expert_weights;
+    const float *l1;           /* the backend's own, or, where its kernels fuse L1 with the activation, the oracle's */
+    const float *l1_magnitude; /* then: what bounds how far the backend's may be from it; else NULL */
 } cli_excuse_context;
 
 bool cli_excuse_h(const void *context, uint64_t index);       /* an element of h */

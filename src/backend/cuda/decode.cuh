@@ -379,7 +379,11 @@ MM_DEVICE void decode_tile(float (&sum)[2][4], const decode_places<MX, QUARTERS>
     }
 }
 
-/* This warp has read all it needs of the slot. */
+/*
+ * This warp has read all it needs of the slot. Only after the sums are stored: they depend on every load from the slot,
+ * whereas nothing keeps the barrier's arrival from overtaking loads whose values have not come, and the next bulk copy
+ * from overwriting what those will read. (It did, twice in a thousand items.)
+ */
 MM_DEVICE void decode_slot_release(decode_shared &sh, uint32_t slot) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::cvta_to_shared(&sh.slot_free[slot]));
@@ -413,8 +417,8 @@ MM_DEVICE void decode_consume(const mm_cuda_gemm_args &p, decode_shared &sh, con
             float sum[2][4] = {};
             decode_tile<MX, SPLIT, HEAVY>(sum, split_at, codes + m * next * p.code_pitch, near * p.code_pitch,
                                           scales + m * next * p.scale_pitch, near * p.scale_pitch, b);
-            if (m == 1) decode_slot_release(sh, slot);
             decode_partials_store<HEAVY>(sh, m, done, partials, sum);
+            if (m == 1) decode_slot_release(sh, slot);
         }
         done++;
         advance();
@@ -435,8 +439,8 @@ MM_DEVICE void decode_consume(const mm_cuda_gemm_args &p, decode_shared &sh, con
                 float sum[2][4] = {};
                 ptx::mbarrier_wait_parity(slot_bar + slot * 8, phase);
                 decode_tile<MX, QUARTERS, false>(sum, at, codes, 8 * code_bytes, scales, 8 * p.scale_row_bytes, b);
-                decode_slot_release(sh, slot);
                 decode_partials_store<false>(sh, sub & 1, done, partials, sum);
+                decode_slot_release(sh, slot);
                 done += sub & 1;
                 advance();
             }

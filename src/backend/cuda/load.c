@@ -126,6 +126,14 @@ static uint64_t scale_rows(const mm_matrix *m) {
     return m->format == MM_FP8 ? (m->rows + m->block_rows - 1) / m->block_rows : m->rows;
 }
 
+uint64_t mm_cuda_code_bytes(const mm_matrix *m) {
+    return m->rows ? (m->rows - 1) * m->row_bytes + code_row_bytes(m) : 0;
+}
+
+uint64_t mm_cuda_scale_bytes(const mm_matrix *m) {
+    return m->rows ? (scale_rows(m) - 1) * m->scale_row_bytes + scale_row_bytes(m) : 0;
+}
+
 mm_cuda_matrix mm_cuda_matrix_borrow(const mm_matrix *m) {
     return (mm_cuda_matrix){.codes = m->codes,
                             .scales = m->scales,

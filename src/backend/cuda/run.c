@@ -7,7 +7,7 @@
  * what another one wrote. The decode kernels read the plan before that wait, to fetch weights: that is safe because the
  * kernel launched before them (staging, or a tile kernel after it) began only when the plan was complete.
  */
-#include "backend/cuda/state.h"
+#include "backend/cuda/visit.h"
 
 #include <string.h>
 
@@ -436,13 +436,29 @@ megamoe_status mm_cuda_run_experts(mm_backend_layer *layer, uint32_t token_count
     return run_experts(&r, weights);
 }
 
+static megamoe_status route_entered(mm_visit *visit, run *r, const megamoe_batch *batch, int32_t *expert_ids,
+                                    float *expert_weights) {
+    const uint64_t tokens = batch->token_count, slots = tokens * r->weights->shape.experts_per_token;
+    const uint64_t hidden_bytes = tokens * r->weights->shape.hidden * (batch->hidden_dtype == MEGAMOE_F32 ? 4 : 2);
+    megamoe_batch reached = *batch;
+    const void *token_ids = NULL;
+    void *ids = NULL, *weights = NULL;
+    MM_TRY(mm_visit_read(visit, batch->hidden, hidden_bytes, &reached.hidden));
+    MM_TRY(mm_visit_read(visit, batch->token_ids, tokens * sizeof(int32_t), &token_ids));
+    MM_TRY(mm_visit_write(visit, expert_ids, slots * sizeof(int32_t), &ids));
+    MM_TRY(mm_visit_write(visit, expert_weights, slots * sizeof(float), &weights));
+    reached.token_ids = token_ids;
+    return run_router(r, &reached, ids, weights);
+}
+
 megamoe_status mm_cuda_route(mm_backend_layer *layer, const megamoe_batch *batch, int32_t *expert_ids,
                              float *expert_weights, void *stream) {
     run r;
     if (batch->token_count == 0) return MEGAMOE_OK;
     run_begin(&r, layer, batch->token_count, stream);
     MM_TRY(mm_cuda_enter(layer->state));
-    megamoe_status status = run_router(&r, batch, expert_ids, expert_weights);
+    mm_visit visit = {.state = layer->state, .stream = stream};
+    megamoe_status status = mm_visit_end(&visit, route_entered(&visit, &r, batch, expert_ids, expert_weights));
     mm_cuda_leave(layer->state);
     return status;
 }

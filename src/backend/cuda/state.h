@@ -97,6 +97,9 @@ megamoe_status mm_cuda_weights_load(mm_backend_layer *layer, bool on_device, con
 /* Of weights that the caller holds: whether they can be used where they lie, or have to be brought to the device. */
 bool mm_cuda_weights_on_device(const mm_backend_state *state, const mm_layer_weights *weights);
 mm_cuda_matrix mm_cuda_matrix_borrow(const mm_matrix *matrix);
+/* From a matrix's first code (scale) to its last. */
+uint64_t mm_cuda_code_bytes(const mm_matrix *matrix);
+uint64_t mm_cuda_scale_bytes(const mm_matrix *matrix);
 /* layer.c */
 mm_kernel mm_cuda_portable_tile(bool l1, uint32_t format);
 megamoe_status mm_cuda_layer_create(mm_backend_state *state, const mm_layer_weights *weights, bool weights_on_device,
