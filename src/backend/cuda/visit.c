@@ -13,8 +13,7 @@ megamoe_status mm_visit_read(mm_visit *visit, const void *p, uint64_t bytes, con
     if (!mm_cuda_is_host(visit->state, p)) return MEGAMOE_OK;
     MM_TRY(take_room(visit, bytes, &copy));
     *device = copy;
-    CUresult result =
-        visit->state->driver->copy_to_device((CUdeviceptr)(uintptr_t)copy, p, bytes, visit->stream);
+    CUresult result = visit->state->driver->copy_to_device((CUdeviceptr)(uintptr_t)copy, p, bytes, visit->stream);
     return mm_driver_status(visit->state->driver, result, "copying host memory to the GPU");
 }
 

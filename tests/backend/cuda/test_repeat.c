@@ -1,6 +1,7 @@
 /*
- * A rank of V4-Pro at its real size, run again and again: the same bits every time. Small layers cannot show a race that
- * needs a full ring, many items and two experts in one CTA's run. Exit status 77, with the reason, where there is no GPU.
+ * A rank of V4-Pro at its real size, run again and again: the same bits every time. Small layers cannot show a race
+ * that needs a full ring, many items and two experts in one CTA's run. Exit status 77, with the reason, where there is
+ * no GPU.
  */
 #include "backend/cuda/made_layer.h"
 #include "backend/cuda/state.h"
