@@ -327,6 +327,34 @@ static megamoe_status zero_output(const megamoe_layer *layer, const megamoe_batc
     return MEGAMOE_OK;
 }
 
+megamoe_status megamoe_layer_time(megamoe_layer *layer, const megamoe_batch *batches, uint32_t batch_count,
+                                  megamoe_times *times) {
+    megamoe_times found = {.struct_size = sizeof found};
+    MM_TRY(need(layer, "layer"));
+    MM_TRY(need(batches, "batches"));
+    MM_TRY(need(times, "times"));
+    CHECK_SIZE(times, megamoe_times);
+    const mm_backend *backend = layer->device->backend;
+    if (!backend->time)
+        return mm_fail(MEGAMOE_UNSUPPORTED_DEVICE, "the %s backend has no clock of its own", backend->name);
+    megamoe_batch *checked = batch_count ? malloc(batch_count * sizeof *checked) : NULL;
+    megamoe_status status = MEGAMOE_OK;
+    if (!checked) return mm_fail(MEGAMOE_INVALID_ARGUMENT, "there is no batch to time");
+    for (uint32_t i = 0; i < batch_count && status == MEGAMOE_OK; i++) {
+        checked[i] = batches[i];
+        status = check_hidden(layer, &checked[i]);
+        if (status == MEGAMOE_OK) status = check_routing(layer, &checked[i]);
+        if (status == MEGAMOE_OK &&
+            (!checked[i].expert_ids || checked[i].token_count == 0 || checked[i].token_count != checked[0].token_count))
+            status =
+                mm_fail(MEGAMOE_INVALID_ARGUMENT, "batch %u has no routing, no tokens, or not as many as the first", i);
+    }
+    if (status == MEGAMOE_OK) status = backend->time(layer->state, checked, batch_count, &found);
+    free(checked);
+    if (status == MEGAMOE_OK) *times = found;
+    return status;
+}
+
 megamoe_status megamoe_layer_run(megamoe_layer *layer, const megamoe_batch *batch, void *stream) {
     megamoe_batch checked;
     MM_TRY(need(layer, "layer"));

@@ -401,6 +401,22 @@ MEGAMOE_API megamoe_status megamoe_layer_counters(megamoe_layer *layer, megamoe_
                                                   uint64_t *tokens_per_expert);
 MEGAMOE_API void megamoe_layer_close(megamoe_layer *layer);
 
+typedef struct megamoe_time { /* seconds a batch */
+    double median, least, p90;
+} megamoe_time;
+typedef struct megamoe_times {
+    size_t struct_size;
+    uint32_t runs;
+    megamoe_time experts, layer; /* L1, activation and L2; everything, the router included. After a pause */
+    megamoe_time experts_loaded, layer_loaded; /* the same after 300 ms of unbroken work: a card at its power limit */
+} megamoe_times;
+/*
+ * How long batches take on a GPU by its own clock, run in turns. Batches: at most 16, of one size, in host memory, with
+ * expert_ids and expert_weights; outputs are not written. UNSUPPORTED_DEVICE: a backend that a host's clock times well.
+ */
+MEGAMOE_API megamoe_status megamoe_layer_time(megamoe_layer *layer, const megamoe_batch *batches, uint32_t batch_count,
+                                              megamoe_times *times);
+
 /* ---- the routed experts in the steps that engines know by name; backend sm100 ------------------------- */
 
 /*

@@ -55,6 +55,8 @@ typedef struct mm_backend {
     megamoe_status (*run)(mm_backend_layer *layer, const megamoe_batch *batch, const megamoe_stages *given,
                           const megamoe_stages *stages, uint32_t *written, void *stream);
     megamoe_status (*counters)(mm_backend_layer *layer, megamoe_counters *counters, uint64_t *tokens_per_expert);
+    /* megamoe_layer_time: batches are checked and alike in size, and there is one. NULL: not by a clock of its own. */
+    megamoe_status (*time)(mm_backend_layer *layer, const megamoe_batch *batches, uint32_t count, megamoe_times *times);
 
     /* One step, with the batch's routing; partials: where L2 leaves its rows, NULL in other steps. And what the steps
      * read. Both NULL: this backend has no such kernels; a layer that does not run on them is UNSUPPORTED_DEVICE. */

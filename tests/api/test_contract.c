@@ -195,6 +195,19 @@ static void runs_check_their_arguments(void **state) {
 }
 
 /* Bad ids are refused by name before any work, or skipped and counted when the caller asks for that. */
+/* Only a GPU has a clock of its own; what is wrong with the arguments is said before that is. */
+static void times_check_their_arguments(void **state) {
+    fixture *f = *state;
+    megamoe_times times = {.struct_size = sizeof times};
+    assert_int_equal(megamoe_layer_time(NULL, &f->batch, 1, &times), MEGAMOE_INVALID_ARGUMENT);
+    assert_int_equal(megamoe_layer_time(f->layer, NULL, 1, &times), MEGAMOE_INVALID_ARGUMENT);
+    assert_int_equal(megamoe_layer_time(f->layer, &f->batch, 1, NULL), MEGAMOE_INVALID_ARGUMENT);
+    times.struct_size = 1;
+    assert_int_equal(megamoe_layer_time(f->layer, &f->batch, 1, &times), MEGAMOE_INVALID_ARGUMENT);
+    times.struct_size = sizeof times;
+    assert_int_equal(megamoe_layer_time(f->layer, &f->batch, 1, &times), MEGAMOE_UNSUPPORTED_DEVICE);
+}
+
 static void bad_ids(void **state) {
     fixture *f = *state;
     static const int32_t bad[] = {E, 1000004, INT32_MIN, -2};
@@ -350,6 +363,7 @@ int main(void) {
         WITH_LAYER(layers_check_their_arguments),
         WITH_LAYER(layers_check_their_tensors),
         WITH_LAYER(runs_check_their_arguments),
+        WITH_LAYER(times_check_their_arguments),
         WITH_LAYER(bad_ids),
         WITH_LAYER(skipped_slots),
         WITH_LAYER(empty_batch),

@@ -12,7 +12,7 @@
 #include "random.h"
 #include "shards.h"
 
-enum { TOKENS_MAX = 32, RUNS_MIN = 5, RUNS_MAX = 1000 };
+enum { TOKENS_MAX = 32, RUNS_MIN = 5, RUNS_MAX = 1000, ROUTINGS_MAX = 8 };
 
 typedef struct sample { /* one run */
     double expert_seconds, layer_seconds;
@@ -21,8 +21,9 @@ typedef struct sample { /* one run */
 
 typedef struct result { /* one batch size */
     uint32_t tokens, runs;
-    sample median; /* the run in the middle by expert_seconds */
+    sample median; /* the run in the middle by expert_seconds; on a GPU, the mean of its routings */
     double fastest, p90, layer_median;
+    double loaded, layer_loaded; /* on a GPU: after unbroken work; elsewhere NAN */
     double weight_gb_s, tflop_s, of_bandwidth, of_matrix;
 } result;
 
@@ -145,29 +146,73 @@ static int by_layer_seconds(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static void summarize(const measurement *m, sample *samples, result *r) {
+/* What the median's time and counts amount to. */
+static void rate(const measurement *m, result *r, double pairs, double experts_hit) {
     const megamoe_shape *shape = &m->facts.shape;
+    double seconds = r->median.expert_seconds, matrices = shape->not_gated ? 2 : 3;
+    double flop = 2 * matrices * (double)shape->hidden * (double)shape->intermediate * pairs;
+    r->weight_gb_s = 1e-9 * experts_hit * (double)m->facts.expert_bytes / seconds;
+    r->tflop_s = 1e-12 * flop / seconds;
+    r->of_bandwidth = m->limits.read_gb_s > 0 ? r->weight_gb_s / m->limits.read_gb_s : NAN;
+    r->of_matrix = m->limits.matrix_tflop_s > 0 ? r->tflop_s / m->limits.matrix_tflop_s : NAN;
+}
+
+static void summarize(const measurement *m, sample *samples, result *r) {
     qsort(samples, r->runs, sizeof *samples, by_layer_seconds);
     r->layer_median = samples[r->runs / 2].layer_seconds;
     qsort(samples, r->runs, sizeof *samples, by_expert_seconds);
     r->median = samples[r->runs / 2];
     r->fastest = samples[0].expert_seconds;
     r->p90 = samples[r->runs * 9 / 10].expert_seconds;
-    double seconds = r->median.expert_seconds, matrices = shape->not_gated ? 2 : 3;
-    double flop = 2 * matrices * (double)shape->hidden * (double)shape->intermediate * (double)r->median.pairs;
-    r->weight_gb_s = 1e-9 * (double)r->median.experts_hit * (double)m->facts.expert_bytes / seconds;
-    r->tflop_s = 1e-12 * flop / seconds;
-    r->of_bandwidth = m->limits.read_gb_s > 0 ? r->weight_gb_s / m->limits.read_gb_s : NAN;
-    r->of_matrix = m->limits.matrix_tflop_s > 0 ? r->tflop_s / m->limits.matrix_tflop_s : NAN;
+    rate(m, r, r->median.pairs, r->median.experts_hit);
 }
 
-static megamoe_status time_batch(measurement *m, uint32_t tokens, result *r) {
+/* A few routings in turns, more of them the smaller they are, by the GPU's clock. */
+static megamoe_status time_on_gpu(measurement *m, uint32_t tokens, result *r) {
+    uint32_t count = tokens <= 512 ? ROUTINGS_MAX : tokens <= 2048 ? 4 : tokens <= 8192 ? 2 : 1;
+    size_t slots = (size_t)tokens * m->facts.shape.experts_per_token;
+    uint64_t key = random_key(m->options->seed, "bench");
+    megamoe_batch batches[ROUTINGS_MAX];
+    megamoe_times times = {.struct_size = sizeof times};
+    int32_t *ids = cli_allocate(count * slots, sizeof *ids);
+    float *weights = cli_allocate(count * slots, sizeof *weights);
+    double pairs = 0, hit = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        sample s = {0};
+        while (s.pairs == 0) draw_routing(m, tokens, key++, &s);
+        pairs += (double)s.pairs / count, hit += (double)s.experts_hit / count;
+        memcpy(ids + i * slots, m->expert_ids, slots * sizeof *ids);
+        memcpy(weights + i * slots, m->expert_weights, slots * sizeof *weights);
+        batches[i] = (megamoe_batch){.struct_size = sizeof *batches,
+                                     .token_count = tokens,
+                                     .hidden = m->hidden,
+                                     .hidden_dtype = MEGAMOE_BF16,
+                                     .output = m->output,
+                                     .expert_ids = ids + i * slots,
+                                     .expert_weights = weights + i * slots};
+    }
+    megamoe_status status = megamoe_layer_time(m->session.layer, batches, count, &times);
+    *r = (result){.tokens = tokens,
+                  .runs = times.runs,
+                  .median = {times.experts.median, times.layer.median, (uint32_t)lround(pairs), (uint32_t)lround(hit)},
+                  .fastest = times.experts.least,
+                  .p90 = times.experts.p90,
+                  .layer_median = times.layer.median,
+                  .loaded = times.experts_loaded.median,
+                  .layer_loaded = times.layer_loaded.median};
+    rate(m, r, pairs, hit);
+    free(ids);
+    free(weights);
+    return status;
+}
+
+static megamoe_status time_on_host(measurement *m, uint32_t tokens, result *r) {
     uint64_t key = random_key(m->options->seed, "bench");
     sample samples[RUNS_MAX];
     double started = cli_seconds();
     megamoe_status status = MEGAMOE_OK;
     uint32_t wanted = m->options->runs < RUNS_MAX ? m->options->runs : RUNS_MAX;
-    *r = (result){.tokens = tokens};
+    *r = (result){.tokens = tokens, .loaded = NAN, .layer_loaded = NAN};
     for (int64_t n = -1; status == MEGAMOE_OK; n++) { /* the first run only warms up */
         sample s = {0};
         while (s.pairs == 0) draw_routing(m, tokens, key++, &s);
@@ -179,6 +224,12 @@ static megamoe_status time_batch(measurement *m, uint32_t tokens, result *r) {
     }
     if (status == MEGAMOE_OK) summarize(m, samples, r);
     return status;
+}
+
+/* A backend without a clock of its own is timed by the host's; --runs asks for that too. */
+static megamoe_status time_batch(measurement *m, uint32_t tokens, result *r) {
+    megamoe_status status = m->options->runs ? MEGAMOE_UNSUPPORTED_DEVICE : time_on_gpu(m, tokens, r);
+    return status == MEGAMOE_UNSUPPORTED_DEVICE ? time_on_host(m, tokens, r) : status;
 }
 
 /* ---- setting up ---- */
@@ -259,12 +310,13 @@ static const char *routing_of(const measurement *m) {
 }
 
 static json_t *result_json(const measurement *m, const result *r) {
-    return json_pack("{s:i,s:i,s:i,s:s,s:f,s:f,s:f,s:i,s:f,s:f,s:o,s:o,s:f}", "tokens", (int)r->tokens, "pairs",
+    return json_pack("{s:i,s:i,s:i,s:s,s:f,s:f,s:f,s:i,s:f,s:f,s:o,s:o,s:f,s:o,s:o}", "tokens", (int)r->tokens, "pairs",
                      (int)r->median.pairs, "experts_hit", (int)r->median.experts_hit, "activations", activations_of(m),
                      "seconds_median", r->median.expert_seconds, "seconds_min", r->fastest, "seconds_p90", r->p90,
                      "runs", (int)r->runs, "weight_gb_s", r->weight_gb_s, "tflop_s", r->tflop_s,
                      "fraction_of_bandwidth", cli_json_number(r->of_bandwidth), "fraction_of_matrix_rate",
-                     cli_json_number(r->of_matrix), "layer_seconds_median", r->layer_median);
+                     cli_json_number(r->of_matrix), "layer_seconds_median", r->layer_median, "loaded_seconds_median",
+                     cli_json_number(r->loaded), "loaded_layer_seconds_median", cli_json_number(r->layer_loaded));
 }
 
 static json_t *report_json(const measurement *m) {
@@ -299,16 +351,21 @@ static int print_table(const measurement *m) {
     if (m->limits.matrix_tflop_s > 0) printf(" and multiplies %.3g TFLOP/s", m->limits.matrix_tflop_s);
     printf("\nmemory beyond the weights: %s, planned for %u tokens\n\n", cli_memory_text(m->session.device, memory),
            m->tokens_max);
-    cli_table *table =
-        cli_table_new(">tokens|>pairs|>experts|>median us|>min us|>layer us|>GB/s|>of read|>TFLOP/s|>of rate");
+    bool gpu = !isnan(m->results[0].loaded);
+    cli_table *table = cli_table_new(
+        gpu ? ">tokens|>pairs|>experts|>median us|>min us|>layer us|>GB/s|>of read|>TFLOP/s|>of rate|>loaded "
+              "us|>loaded layer us"
+            : ">tokens|>pairs|>experts|>median us|>min us|>layer us|>GB/s|>of read|>TFLOP/s|>of rate");
     for (unsigned i = 0; i < m->tokens_count; i++) {
         const result *r = &m->results[i];
         char bandwidth[16] = "-", matrix[16] = "-";
         if (!isnan(r->of_bandwidth)) snprintf(bandwidth, sizeof bandwidth, "%.0f %%", 100 * r->of_bandwidth);
         if (!isnan(r->of_matrix)) snprintf(matrix, sizeof matrix, "%.0f %%", 100 * r->of_matrix);
-        cli_table_add(table, "%u\t%u\t%u\t%.0f\t%.0f\t%.0f\t%.2f\t%s\t%.3g\t%s", r->tokens, r->median.pairs,
-                      r->median.experts_hit, 1e6 * r->median.expert_seconds, 1e6 * r->fastest, 1e6 * r->layer_median,
-                      r->weight_gb_s, bandwidth, r->tflop_s, matrix);
+        char loaded[48] = "";
+        if (gpu) snprintf(loaded, sizeof loaded, "\t%.1f\t%.1f", 1e6 * r->loaded, 1e6 * r->layer_loaded);
+        cli_table_add(table, "%u\t%u\t%u\t%.*f\t%.*f\t%.*f\t%.2f\t%s\t%.3g\t%s%s", r->tokens, r->median.pairs,
+                      r->median.experts_hit, gpu, 1e6 * r->median.expert_seconds, gpu, 1e6 * r->fastest, gpu,
+                      1e6 * r->layer_median, r->weight_gb_s, bandwidth, r->tflop_s, matrix, loaded);
     }
     cli_table_print(table, 0);
     return cli_flush();
@@ -351,19 +408,20 @@ static int write_csv(const measurement *m, const char *path) {
     size_t length = 0;
     FILE *csv = open_memstream(&text, &length);
     if (!csv) return cli_fail("there is no memory for %s.", path);
-    fputs("backend,isa,threads,shape,routing,activations,tokens,pairs,experts_hit,runs,seconds_median,seconds_min,"
-          "seconds_p90,layer_seconds_median,weight_gb_s,tflop_s,read_gb_s,matrix_tflop_s,fraction_of_bandwidth,"
-          "fraction_of_matrix_rate,load,version,machine,device,command\n",
-          csv);
+    fputs(
+        "backend,isa,threads,shape,routing,activations,tokens,pairs,experts_hit,runs,seconds_median,seconds_min,"
+        "seconds_p90,layer_seconds_median,weight_gb_s,tflop_s,read_gb_s,matrix_tflop_s,fraction_of_bandwidth,"
+        "fraction_of_matrix_rate,loaded_seconds_median,loaded_layer_seconds_median,load,version,machine,device,command\n",
+        csv);
     for (unsigned i = 0; i < m->tokens_count; i++) {
         const result *r = &m->results[i];
         fprintf(csv, "%s,%s,%u,", megamoe_device_backend(m->session.device), megamoe_device_isa(m->session.device),
                 megamoe_device_threads(m->session.device));
         write_quoted(csv, m->shape_name);
-        fprintf(csv, ",%s,%s,%u,%u,%u,%u,%.9g,%.9g,%.9g,%.9g,%.6g,%.6g,%.6g,%.6g,%.4g,%.4g", routing_of(m),
+        fprintf(csv, ",%s,%s,%u,%u,%u,%u,%.9g,%.9g,%.9g,%.9g,%.6g,%.6g,%.6g,%.6g,%.4g,%.4g,%.9g,%.9g", routing_of(m),
                 activations_of(m), r->tokens, r->median.pairs, r->median.experts_hit, r->runs, r->median.expert_seconds,
                 r->fastest, r->p90, r->layer_median, r->weight_gb_s, r->tflop_s, m->limits.read_gb_s,
-                m->limits.matrix_tflop_s, r->of_bandwidth, r->of_matrix);
+                m->limits.matrix_tflop_s, r->of_bandwidth, r->of_matrix, r->loaded, r->layer_loaded);
         write_circumstances(m, csv);
     }
     fclose(csv);

@@ -370,8 +370,8 @@ static megamoe_status counters(mm_backend_layer *layer, megamoe_counters *counte
 #define MM_CUDA_TABLE                                                                                                  \
     .close = close_device, .describe = describe, .measure = measure, .read = read_callers, .zero = zero_memory,        \
     .layer_create = mm_cuda_layer_create, .layer_close = mm_cuda_layer_close, .route = mm_cuda_route,                  \
-    .run = mm_cuda_run, .counters = counters, .quantize = mm_cuda_quantize, .dequantize = mm_cuda_dequantize,          \
-    .grouped_gemm = mm_cuda_grouped_gemm
+    .run = mm_cuda_run, .counters = counters, .time = mm_cuda_time, .quantize = mm_cuda_quantize,                      \
+    .dequantize = mm_cuda_dequantize, .grouped_gemm = mm_cuda_grouped_gemm
 
 const mm_backend mm_backend_cuda_portable = {.name = "cuda-portable",
                                              .id = MEGAMOE_CUDA_PORTABLE,

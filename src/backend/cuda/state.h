@@ -127,6 +127,9 @@ megamoe_status mm_cuda_dequantize(mm_backend_state *state, const megamoe_tensor 
 megamoe_status mm_cuda_grouped_gemm(mm_backend_state *state, const megamoe_tensor *rows,
                                     const megamoe_tensor *row_scales, const mm_matrix *matrices, const int32_t *offsets,
                                     uint32_t group_count, megamoe_tensor *output, void *stream);
+/* timing.c */
+megamoe_status mm_cuda_time(mm_backend_layer *layer, const megamoe_batch *batches, uint32_t count,
+                            megamoe_times *times);
 /* stages.c */
 /* Plain host memory, of which the driver knows nothing. Pinned and managed memory count as the device's. */
 bool mm_cuda_is_host(const mm_backend_state *state, const void *p);

@@ -131,6 +131,36 @@ static megamoe_status made(megamoe_backend id) {
     return status;
 }
 
+/* Two batches by the GPU's clock; every event of the fake driver is a millisecond after the one before. */
+static megamoe_status timed(megamoe_backend id) {
+    const mm_backend *backend = table_of(id);
+    static uint16_t hidden[2 * 4096], output[2 * 4096];
+    static const int32_t ids[8] = {0};
+    static const float weights[8] = {0};
+    megamoe_times times = {.struct_size = sizeof times};
+    megamoe_batch batches[2];
+    mm_backend_layer *layer = NULL;
+    assert_true(layer_made.weights.shape.hidden <= 4096 && layer_made.weights.shape.experts_per_token <= 4);
+    for (int i = 0; i < 2; i++)
+        batches[i] = (megamoe_batch){.struct_size = sizeof *batches,
+                                     .token_count = 2,
+                                     .hidden = hidden,
+                                     .hidden_dtype = MEGAMOE_BF16,
+                                     .output = output,
+                                     .expert_ids = ids,
+                                     .expert_weights = weights};
+    megamoe_status status = backend->layer_create(open_state, &layer_made.weights, false, NULL, &layer);
+    if (status != MEGAMOE_OK) return status;
+    status = backend->time(layer, batches, 2, &times);
+    if (status == MEGAMOE_OK) {
+        assert_int_equal(times.runs, 15);
+        assert_true(times.experts.least > 0 && times.experts.least <= times.experts.median);
+        assert_true(times.layer_loaded.median <= times.layer_loaded.p90);
+    }
+    backend->layer_close(layer);
+    return status;
+}
+
 /* ---- every call in turn -------------------------------------------------------------------------------- */
 
 /* A status and one sentence, in which the driver's own words are. */
@@ -220,6 +250,7 @@ static void a_device_outlives_its_layers(void **state) {
             assert_int_equal(backend->open(&options, &open_state), MEGAMOE_OK);
             sweep(NULL, made, backends[i]);
             sweep("memory_allocate", made, backends[i]);
+            if (f == 0 && i == 0) sweep("memory_allocate", timed, backends[i]); /* it pauses for seconds */
             backend->describe(open_state, &facts);
             assert_int_equal(facts.host_bytes, 0);
             backend->close(open_state);
