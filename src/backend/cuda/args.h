@@ -116,6 +116,22 @@ typedef struct mm_cuda_gemm_args {
         next_items; /* L1: items of L2 per multiprocessor to fetch into the cache at the end; 0: none */
 } mm_cuda_gemm_args;
 
+/* One GEMM of the shared expert over few tokens, see dense.cuh. Of `gemm`: experts, maps (gate, up, down), row_count,
+ * k, n, x in natural order, pitches, gated, biased, y, swiglu, slots. */
+typedef struct mm_cuda_dense_args {
+    mm_cuda_gemm_args gemm;
+    uint32_t x_f32; /* x is fp32, to be rounded to BF16 */
+    uint32_t chunks, chunk_units, eights_per_cta;
+    uint32_t zero; /* 0, which the compiler does not know */
+} mm_cuda_dense_args;
+
+/* A whole FP8 expert to BF16: gate, up [intermediate, hidden] and down [hidden, intermediate], one after the other. */
+typedef struct mm_cuda_widen_args {
+    const mm_cuda_expert *expert;
+    uint32_t hidden, intermediate;
+    uint16_t *bf16;
+} mm_cuda_widen_args;
+
 typedef struct mm_cuda_combine_args {
     const uint16_t *p; /* [rows, columns] BF16 results of L2 */
     const int32_t *pair_row;

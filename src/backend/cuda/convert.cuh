@@ -54,6 +54,12 @@ template <bool MX> MM_DEVICE uint32_t mm_block_scale(uint32_t byte) {
     return MX ? mm_e8m0_scale(byte) : mm_e4m3_scales(ptx::prmt_b32(byte, 0, 0x4040));
 }
 
+/* Bytes 0, 1 (or 2, 3) of a word of E4M3 codes to a BF16 pair: as a number scaled by 2^-120, then times 2^120. */
+template <bool UPPER> MM_DEVICE uint32_t mm_fp8_pair(uint32_t word) {
+    const uint32_t z = ptx::prmt_b32(word, 0, UPPER ? 0xB3A2 : 0x9180); /* each byte below eight copies of its sign */
+    return ptx::mul_rn_bf16x2(z << 4 & 0x87F087F0u, 0x7B807B80u);
+}
+
 /* Where value k of a row stands in the staged row. k = 32t + 8w + i goes to 16 (2w + i/2%2) + 8 (i%2) + 2t + i/4. */
 MM_DEVICE uint32_t mm_staged_place(uint32_t k) {
     return (k & ~127u) | (k >> 3 & 3u) << 5 | (k >> 1 & 1u) << 4 | (k & 1u) << 3 | (k >> 5 & 3u) << 1 | (k >> 2 & 1u);

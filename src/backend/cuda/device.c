@@ -83,10 +83,20 @@ static megamoe_status allow_shared_memory(const mm_backend_state *state) {
     return MEGAMOE_OK;
 }
 
+/* A branch beside the caller's stream, and the events it begins and ends with. */
+static megamoe_status open_side(mm_backend_state *state) {
+    const mm_driver *driver = state->driver;
+    CUresult result = driver->stream_create(&state->side, CU_STREAM_NON_BLOCKING);
+    if (result == CUDA_SUCCESS) result = driver->event_create(&state->forked, CU_EVENT_DISABLE_TIMING);
+    if (result == CUDA_SUCCESS) result = driver->event_create(&state->joined, CU_EVENT_DISABLE_TIMING);
+    return mm_driver_status(driver, result, "creating a second stream");
+}
+
 static megamoe_status open_kernels(mm_backend_state *state) {
     MM_TRY(mm_cuda_enter(state));
     megamoe_status status = mm_driver_status(
         state->driver, state->driver->stream_create(&state->stream, CU_STREAM_NON_BLOCKING), "creating a stream");
+    if (status == MEGAMOE_OK) status = open_side(state);
     if (status == MEGAMOE_OK) status = mm_kernels_load(state->driver, state->native, &state->kernels);
     if (status == MEGAMOE_OK) status = allow_shared_memory(state);
     mm_cuda_leave(state);
@@ -101,6 +111,9 @@ static void close_device(mm_backend_state *state) {
         mm_blocks_free(state, &state->scratch_blocks);
         mm_blocks_free(state, &state->single_blocks);
         mm_kernels_unload(state->driver, &state->kernels);
+        if (state->joined) state->driver->event_destroy(state->joined);
+        if (state->forked) state->driver->event_destroy(state->forked);
+        if (state->side) state->driver->stream_destroy(state->side);
         if (state->stream) state->driver->stream_destroy(state->stream);
         if (entered) mm_cuda_leave(state);
         state->driver->context_release(state->device);

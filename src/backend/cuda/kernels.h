@@ -42,6 +42,18 @@
     X(DECODE_L2_MXFP4_6, decode, mm_decode_l2_mxfp4_6)                                                                 \
     X(DECODE_L2_MXFP4_4, decode, mm_decode_l2_mxfp4_4)                                                                 \
     X(DECODE_L2_MXFP4_2, decode, mm_decode_l2_mxfp4_2)                                                                 \
+    X(DENSE_L1_FP8_8, dense, mm_dense_l1_fp8_8)                                                                        \
+    X(DENSE_L1_FP8_16, dense, mm_dense_l1_fp8_16)                                                                      \
+    X(DENSE_L1_FP8_32, dense, mm_dense_l1_fp8_32)                                                                      \
+    X(DENSE_L1_BF16_8, dense, mm_dense_l1_bf16_8)                                                                      \
+    X(DENSE_L1_BF16_16, dense, mm_dense_l1_bf16_16)                                                                    \
+    X(DENSE_L1_BF16_32, dense, mm_dense_l1_bf16_32)                                                                    \
+    X(DENSE_L2_FP8_8, dense, mm_dense_l2_fp8_8)                                                                        \
+    X(DENSE_L2_FP8_16, dense, mm_dense_l2_fp8_16)                                                                      \
+    X(DENSE_L2_FP8_32, dense, mm_dense_l2_fp8_32)                                                                      \
+    X(DENSE_L2_BF16_8, dense, mm_dense_l2_bf16_8)                                                                      \
+    X(DENSE_L2_BF16_16, dense, mm_dense_l2_bf16_16)                                                                    \
+    X(DENSE_L2_BF16_32, dense, mm_dense_l2_bf16_32)                                                                    \
     X(MID_L1_NVFP4, sm90_mid, mm_mid_l1_nvfp4)                                                                         \
     X(MID_L2_NVFP4, sm90_mid, mm_mid_l2_nvfp4)                                                                         \
     X(MID_L1_MXFP4, sm90_mid, mm_mid_l1_mxfp4)                                                                         \
@@ -50,6 +62,17 @@
     X(WIDE_L2_NVFP4, sm90_wide, mm_wide_l2_nvfp4)                                                                      \
     X(WIDE_L1_MXFP4, sm90_wide, mm_wide_l1_mxfp4)                                                                      \
     X(WIDE_L2_MXFP4, sm90_wide, mm_wide_l2_mxfp4)                                                                      \
+    X(DENSE_L1_WIDE, sm90_dense, mm_dense_l1_wide)                                                                     \
+    X(DENSE_L2_WIDE, sm90_dense, mm_dense_l2_wide)                                                                     \
+    X(DENSE_L1_FP8_MID, sm90_dense, mm_dense_l1_fp8_mid)                                                               \
+    X(DENSE_L2_FP8_MID, sm90_dense, mm_dense_l2_fp8_mid)                                                               \
+    X(DENSE_L1_FP8_LOW, sm90_dense, mm_dense_l1_fp8_low)                                                               \
+    X(DENSE_L2_FP8_LOW, sm90_dense, mm_dense_l2_fp8_low)                                                               \
+    X(DENSE_L1_BF16_MID, sm90_dense, mm_dense_l1_bf16_mid)                                                             \
+    X(DENSE_L2_BF16_MID, sm90_dense, mm_dense_l2_bf16_mid)                                                             \
+    X(DENSE_L1_BF16_LOW, sm90_dense, mm_dense_l1_bf16_low)                                                             \
+    X(DENSE_L2_BF16_LOW, sm90_dense, mm_dense_l2_bf16_low)                                                             \
+    X(DENSE_WIDEN, sm90_dense, mm_dense_widen)                                                                         \
     X(GEMM_BF16, sm90_measure, mm_gemm_bf16)
 
 typedef enum mm_kernel {

@@ -140,13 +140,8 @@ static void choose_kernels(mm_backend_layer *layer, const mm_cuda_expert *expert
 
 /* ---- tensor maps ---------------------------------------------------------------------------------------- */
 
-typedef struct map_form {
-    CUtensorMapDataType type;
-    uint32_t value_bytes, box_bytes, box_rows;
-} map_form;
-
-static megamoe_status encode(const mm_driver *driver, const uint8_t *base, uint64_t row_bytes, uint64_t pitch,
-                             uint32_t rows, const map_form *form, CUtensorMap *map) {
+megamoe_status mm_cuda_rows_map(const mm_driver *driver, const uint8_t *base, uint64_t row_bytes, uint64_t pitch,
+                                uint32_t rows, const mm_map_form *form, CUtensorMap *map) {
     cuuint64_t extent[2] = {row_bytes / form->value_bytes, rows}, pitches[1] = {pitch};
     cuuint32_t box[2] = {form->box_bytes / form->value_bytes, form->box_rows}, step[2] = {1, 1};
     return mm_driver_status(driver,
@@ -162,19 +157,19 @@ static megamoe_status encode_decode(const mm_backend_layer *layer, const mm_cuda
     const megamoe_shape *shape = &layer->weights->shape;
     const uint32_t k = l2 ? shape->intermediate : shape->hidden, n = l2 ? shape->hidden : shape->intermediate;
     const mm_decode_form *d = &layer->decode[l2];
-    const map_form codes = {CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 8, d->code_pitch, 16};
-    const map_form scales = {CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 8, d->scale_pitch, 16};
-    MM_TRY(encode(layer->state->driver, m->codes, k / 2, m->row_bytes, n, &codes, &maps[0]));
-    return encode(layer->state->driver, m->scales, m->format == MM_MXFP4 ? k / 32 : k / 16, m->scale_row_bytes, n,
-                  &scales, &maps[1]);
+    const mm_map_form codes = {CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 8, d->code_pitch, 16};
+    const mm_map_form scales = {CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 8, d->scale_pitch, 16};
+    MM_TRY(mm_cuda_rows_map(layer->state->driver, m->codes, k / 2, m->row_bytes, n, &codes, &maps[0]));
+    return mm_cuda_rows_map(layer->state->driver, m->scales, m->format == MM_MXFP4 ? k / 32 : k / 16,
+                            m->scale_row_bytes, n, &scales, &maps[1]);
 }
 
 static megamoe_status encode_tile(const mm_backend_layer *layer, const mm_cuda_matrix *m, int l2, uint32_t groups,
                                   CUtensorMap *map) {
     const megamoe_shape *shape = &layer->weights->shape;
     const uint32_t k = l2 ? shape->intermediate : shape->hidden, n = l2 ? shape->hidden : shape->intermediate;
-    const map_form codes = {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, 64 * groups, 128};
-    return encode(layer->state->driver, m->codes, k / 2, m->row_bytes, n, &codes, map);
+    const mm_map_form codes = {CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, 64 * groups, 128};
+    return mm_cuda_rows_map(layer->state->driver, m->codes, k / 2, m->row_bytes, n, &codes, map);
 }
 
 /* maps: per expert 6 of decode, 3 of MID, 3 of WIDE, in three arrays one after the other. */
@@ -192,7 +187,7 @@ static megamoe_status encode_expert(const mm_backend_layer *layer, const mm_cuda
     return MEGAMOE_OK;
 }
 
-static megamoe_status copy_in(mm_backend_state *state, void *device, const void *host, size_t bytes) {
+megamoe_status mm_cuda_copy_in(mm_backend_state *state, void *device, const void *host, size_t bytes) {
     CUresult result = state->driver->copy_to_device((CUdeviceptr)(uintptr_t)device, host, bytes, state->stream);
     if (result == CUDA_SUCCESS) result = state->driver->stream_wait(state->stream);
     return mm_driver_status(state->driver, result, "copying a layer's tables to the GPU");
@@ -209,7 +204,7 @@ static megamoe_status create_maps(mm_backend_layer *layer, const mm_cuda_expert 
     megamoe_status status = MEGAMOE_OK;
     for (uint32_t i = 0; status == MEGAMOE_OK && i < count; i++) status = encode_expert(layer, &experts[i], i, maps);
     if (status == MEGAMOE_OK) status = mm_block_create(layer->state, bytes, "tensor maps", &layer->blocks, &device);
-    if (status == MEGAMOE_OK) status = copy_in(layer->state, device, maps, bytes);
+    if (status == MEGAMOE_OK) status = mm_cuda_copy_in(layer->state, device, maps, bytes);
     free(maps);
     if (status != MEGAMOE_OK) return status;
     layer->decode_maps = device;
@@ -327,6 +322,8 @@ static void scratch_lay(const mm_backend_layer *layer, arena *a, mm_scratch *s) 
     s->token_x = take(a, w->shared ? (tokens + 160) * layer->h_pitch : 0, 2);
     s->shared_h = take(a, (tokens + 160) * layer->shared_pitch, 2);
     s->shared_h32 = take(a, nvfp4 ? tokens * shared_i : 0, 4);
+    s->shared_bf16 =
+        take(a, layer->dense_native && w->shared->up.format == MM_FP8 ? 3ull * shape->hidden * shared_i : 0, 2);
     s->shared_out = take(a, w->shared ? tokens * shape->hidden : 0, 4);
 }
 
@@ -350,11 +347,11 @@ static megamoe_status create_tables(mm_backend_layer *layer, const mm_cuda_exper
     const uint32_t total = w->expert_count + (w->shared ? 1u : 0u), e = w->shape.expert_count;
     void *base;
     MM_TRY(mm_block_create(state, sizeof *experts * (total + 1), "expert table", &layer->blocks, &base));
-    MM_TRY(copy_in(state, base, experts, sizeof *experts * total));
+    MM_TRY(mm_cuda_copy_in(state, base, experts, sizeof *experts * total));
     layer->experts = base;
     layer->shared = w->shared ? layer->experts + w->expert_count : NULL;
     MM_TRY(mm_block_create(state, e * sizeof(int32_t), "expert table", &layer->blocks, &base));
-    MM_TRY(copy_in(state, base, w->local_index, e * sizeof(int32_t)));
+    MM_TRY(mm_cuda_copy_in(state, base, w->local_index, e * sizeof(int32_t)));
     layer->local_index = base;
     MM_TRY(mm_block_create(state, sizeof(mm_cuda_counters), "counters", &layer->blocks, &base));
     layer->counters = base;
@@ -373,12 +370,8 @@ static megamoe_status create(mm_backend_layer *layer, bool on_device, const mega
     if (status == MEGAMOE_OK && w->expert_count > 0) status = check_e8m0(layer, experts);
     if (status == MEGAMOE_OK) {
         choose_kernels(layer, experts);
-        if (w->shared) {
-            const uint32_t format = experts[w->expert_count].up.format;
-            layer->shared_tile[0] = mm_cuda_portable_tile(true, format),
-            layer->shared_tile[1] = mm_cuda_portable_tile(false, format);
-        }
         status = create_maps(layer, experts);
+        if (status == MEGAMOE_OK && w->shared) status = mm_cuda_shared_create(layer, &experts[w->expert_count]);
     }
     if (status == MEGAMOE_OK) status = create_tables(layer, experts);
     if (status == MEGAMOE_OK) status = grow_scratch(layer);

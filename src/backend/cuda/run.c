@@ -1,7 +1,7 @@
 /*
- * A batch on the GPU: route, plan, stage, L1, (quantize), L2, shared expert, combine. Everything is enqueued on the
- * caller's stream; nothing waits, allocates or looks at the data, so a run can be captured into a graph and replayed
- * with other data and other routing.
+ * A batch on the GPU: route, plan, stage, L1, (quantize), L2, combine; the shared expert beside them or behind L2
+ * (shared.c). Everything is enqueued on the caller's stream, or on a branch of it; nothing waits, allocates or looks at
+ * the data, so a run can be captured into a graph and replayed with other data and other routing.
  *
  * Launches after the first are programmatic: each kernel begins early and waits (griddepcontrol.wait) before it touches
  * what another one wrote. The decode kernels read the plan before that wait, to fetch weights: that is safe because the
@@ -201,21 +201,21 @@ static megamoe_status stage(run *r, const mm_cuda_stage_args *args) {
     return mm_cuda_stage_launch(r->state, args, r->rows_max, after, r->stream);
 }
 
-static mm_cuda_stage_args hidden_args(const run *r, const megamoe_batch *batch) {
-    const megamoe_shape *shape = &r->weights->shape;
+mm_cuda_stage_args mm_cuda_hidden_args(const mm_backend_layer *layer, const megamoe_batch *batch, bool quantize) {
+    const megamoe_shape *shape = &layer->weights->shape;
     return (mm_cuda_stage_args){.source = batch->hidden,
                                 .source_f32 = batch->hidden_dtype == MEGAMOE_F32,
                                 .round_bf16 = 1,
                                 .slots_per_token = shape->experts_per_token,
                                 .columns = shape->hidden,
-                                .pitch = r->layer->h_pitch,
-                                .quantize = r->nvfp4,
-                                .global_mode = r->weights->input_mode,
-                                .global = r->nvfp4 ? r->weights->input_global : 1.0f};
+                                .pitch = layer->h_pitch,
+                                .quantize = quantize,
+                                .global_mode = layer->weights->input_mode,
+                                .global = quantize ? layer->weights->input_global : 1.0f};
 }
 
 static megamoe_status run_stage(run *r, const megamoe_batch *batch) {
-    mm_cuda_stage_args args = hidden_args(r, batch);
+    mm_cuda_stage_args args = mm_cuda_hidden_args(r->layer, batch, r->nvfp4);
     args.plan = r->s.plan, args.row_pair = r->s.row_pair, args.pair_row = r->s.pair_row;
     args.staged = r->s.x;
     if (r->nvfp4) args.globals = r->s.row_global, args.counters = r->layer->counters;
@@ -265,10 +265,13 @@ static megamoe_status run_native(run *r, int l2, int list, mm_cuda_gemm_args arg
     return launch(r, wide ? r->layer->wide[l2] : r->layer->mid[l2], how, arguments);
 }
 
+mm_launch mm_cuda_tile_launch(const mm_backend_state *state) {
+    return (mm_launch){.grid = {state->sm_count * 2}, .threads = 256, .shared_bytes = TILE_SHARED};
+}
+
 static megamoe_status run_tile(run *r, mm_kernel kernel, mm_cuda_gemm_args args) {
     void *arguments[] = {&args};
-    mm_launch how = {.grid = {r->state->sm_count * 2}, .threads = 256, .shared_bytes = TILE_SHARED};
-    return launch(r, kernel, how, arguments);
+    return launch(r, kernel, mm_cuda_tile_launch(r->state), arguments);
 }
 
 /* L1 or L2 over every list that can have entries. */
@@ -336,61 +339,7 @@ static megamoe_status run_experts(run *r, const float *weights) {
     return run_gemm(r, 1, &l2);
 }
 
-/* ---- shared expert and combine -------------------------------------------------------------------------- */
-
-/* Every token, in order, through the portable tile kernels. BF16 and FP8 weights always take bf16 activations. */
-static megamoe_status run_shared(run *r, const megamoe_batch *batch) {
-    const mm_layer_weights *w = r->weights;
-    const uint32_t i = w->shared->up.rows;
-    const bool quantize = mm_cuda_quantizes(w, w->shared);
-    mm_cuda_stage_args x = hidden_args(r, batch);
-    x.row_count = r->token_count, x.quantize = quantize, x.staged = r->s.token_x;
-    x.globals = r->s.row_global; /* the routed experts are done with theirs */
-    x.global = quantize ? w->input_global : 1.0f;
-    MM_TRY(stage(r, &x));
-    mm_cuda_gemm_args l1 = {.experts = r->layer->shared,
-                            .row_count = r->token_count,
-                            .k = w->shape.hidden,
-                            .n = i,
-                            .x = r->s.token_x,
-                            .x_pitch = r->layer->h_pitch,
-                            .x_global = 1.0f,
-                            .row_global = quantize ? r->s.row_global : NULL,
-                            .gated = w->shared->gate.codes != NULL,
-                            .biased = w->shared->up.bias != NULL,
-                            .quantized = quantize,
-                            .y = quantize ? (void *)r->s.shared_h32 : (void *)r->s.shared_h,
-                            .y_pitch = quantize ? i : r->layer->shared_pitch,
-                            .swiglu = w->shared_swiglu};
-    MM_TRY(run_tile(r, r->layer->shared_tile[0], l1));
-    if (quantize) {
-        mm_cuda_stage_args h = {.source = r->s.shared_h32,
-                                .source_f32 = 1,
-                                .row_count = r->token_count,
-                                .slots_per_token = 1,
-                                .columns = i,
-                                .pitch = r->layer->shared_pitch,
-                                .quantize = 1,
-                                .global_mode = w->intermediate_mode,
-                                .experts = r->layer->shared,
-                                .expert_count = 1,
-                                .global = 1.0f,
-                                .staged = r->s.shared_h,
-                                .counters = r->layer->counters};
-        MM_TRY(stage(r, &h));
-    }
-    mm_cuda_gemm_args l2 = {.experts = r->layer->shared,
-                            .row_count = r->token_count,
-                            .k = i,
-                            .n = w->shape.hidden,
-                            .x = r->s.shared_h,
-                            .x_pitch = r->layer->shared_pitch,
-                            .y = r->s.shared_out,
-                            .y_pitch = w->shape.hidden,
-                            .plain_f32 = 1,
-                            .biased = w->shared->down.bias != NULL};
-    return run_tile(r, r->layer->shared_tile[1], l2);
-}
+/* ---- combine -------------------------------------------------------------------------------------------- */
 
 static megamoe_status run_combine(run *r, const megamoe_batch *batch, const float *weights) {
     const uint32_t columns = r->weights->shape.hidden, blocks = (columns + 2047) / 2048;
@@ -415,6 +364,7 @@ megamoe_status mm_cuda_run_batch(mm_backend_layer *layer, const megamoe_batch *b
     run r;
     if (batch->token_count == 0) return MEGAMOE_OK;
     run_begin(&r, layer, batch->token_count, stream);
+    if (layer->weights->shared) MM_TRY(mm_cuda_shared_begin(layer, batch, stream, &r.started));
     if (!ids) {
         MM_TRY(run_router(&r, batch, r.s.expert_ids, r.s.weights));
         ids = r.s.expert_ids, weights = r.s.weights;
@@ -424,7 +374,7 @@ megamoe_status mm_cuda_run_batch(mm_backend_layer *layer, const megamoe_batch *b
         MM_TRY(run_stage(&r, batch));
         MM_TRY(run_experts(&r, weights));
     }
-    if (layer->weights->shared) MM_TRY(run_shared(&r, batch));
+    if (layer->weights->shared) MM_TRY(mm_cuda_shared_end(layer, batch, stream, &r.started));
     return run_combine(&r, batch, weights);
 }
 

@@ -28,8 +28,8 @@ typedef struct mm_scratch {
     uint32_t *block_counts;
     mm_cuda_plan *plan;
     mm_cuda_entry *entries[MM_CUDA_LIST_COUNT];
-    uint16_t *x, *h, *p; /* staged rows, staged intermediate, results of L2 */
-    uint16_t *token_x, *shared_h;
+    uint16_t *x, *h, *p;                        /* staged rows, staged intermediate, results of L2 */
+    uint16_t *token_x, *shared_h, *shared_bf16; /* shared_bf16: FP8 weights as BF16 */
     uint64_t bytes;
 } mm_scratch;
 
@@ -42,6 +42,8 @@ struct mm_backend_state {
     CUdevice device;
     CUcontext context;
     CUstream stream; /* for loading, measuring and host-memory batches */
+    CUstream side;   /* for the shared expert beside the routed ones, between these two events */
+    CUevent forked, joined;
     mm_kernels kernels;
     mm_block *scratch_blocks; /* grown ones are kept: captured graphs may use them */
     mm_scratch scratch;
@@ -54,6 +56,12 @@ typedef struct mm_decode_form {
     mm_kernel kernel; /* MM_KERNEL_COUNT: the layer has none */
     uint32_t passes, slot_count, slot_bytes, code_pitch, scale_pitch, shared_bytes;
 } mm_decode_form;
+
+/* How one of the shared expert's GEMMs goes over few tokens, see dense.cuh. */
+typedef struct mm_dense_form {
+    uint32_t chunks; /* of K; 0: the layer takes tiles instead */
+    uint32_t units, chunk_units, pitch, slot_bytes, eights, ctas;
+} mm_dense_form;
 
 struct mm_backend_layer {
     mm_backend_state *state;
@@ -69,7 +77,11 @@ struct mm_backend_layer {
     unsigned long long *expert_tokens;
     mm_decode_form decode[2];          /* L1, L2 */
     mm_kernel tile[2], shared_tile[2]; /* portable */
-    mm_kernel mid[2], wide[2];         /* wgmma, or MM_KERNEL_COUNT */
+    mm_dense_form dense[2];            /* the shared expert's L1, L2 */
+    CUtensorMap *dense_maps;           /* device: gate, up, down */
+    bool dense_native; /* it may take sm90's wgmma kernels, which read its tensor maps' addresses here: */
+    mm_cuda_expert shared_host;
+    mm_kernel mid[2], wide[2]; /* wgmma, or MM_KERNEL_COUNT */
     uint32_t scale_row_bytes[2];
     bool down_contiguous; /* rows of down follow each other: L1's kernel may fetch L2's first ones in one go */
     uint32_t h_pitch, i_pitch, shared_pitch; /* staged pitches of H, I and the shared expert's I */
@@ -101,6 +113,14 @@ mm_cuda_matrix mm_cuda_matrix_borrow(const mm_matrix *matrix);
 uint64_t mm_cuda_code_bytes(const mm_matrix *matrix);
 uint64_t mm_cuda_scale_bytes(const mm_matrix *matrix);
 /* layer.c */
+/* A tensor map of rows, in boxes of box_rows x box_bytes. */
+typedef struct mm_map_form {
+    CUtensorMapDataType type;
+    uint32_t value_bytes, box_bytes, box_rows;
+} mm_map_form;
+megamoe_status mm_cuda_rows_map(const mm_driver *driver, const uint8_t *base, uint64_t row_bytes, uint64_t pitch,
+                                uint32_t rows, const mm_map_form *form, CUtensorMap *map);
+megamoe_status mm_cuda_copy_in(mm_backend_state *state, void *device, const void *host, size_t bytes);
 mm_kernel mm_cuda_portable_tile(bool l1, uint32_t format);
 megamoe_status mm_cuda_layer_create(mm_backend_state *state, const mm_layer_weights *weights, bool weights_on_device,
                                     const megamoe_layer_options *options, mm_backend_layer **layer);
@@ -119,6 +139,17 @@ megamoe_status mm_tokens_map(const mm_driver *driver, const uint16_t *rows, uint
                              uint32_t box, CUtensorMap *map);
 megamoe_status mm_cuda_stage_launch(const mm_backend_state *state, const mm_cuda_stage_args *args, uint32_t rows_max,
                                     bool after_start, CUstream stream);
+mm_cuda_stage_args mm_cuda_hidden_args(const mm_backend_layer *layer, const megamoe_batch *batch, bool quantize);
+mm_launch mm_cuda_tile_launch(const mm_backend_state *state);
+/* shared.c */
+megamoe_status mm_cuda_shared_create(mm_backend_layer *layer, const mm_cuda_expert *shared);
+/* Around the routed experts' launches. started: whether a launch of this run came before on `stream`. */
+megamoe_status mm_cuda_shared_begin(mm_backend_layer *layer, const megamoe_batch *batch, CUstream stream,
+                                    bool *started);
+megamoe_status mm_cuda_shared_end(mm_backend_layer *layer, const megamoe_batch *batch, CUstream stream, bool *started);
+/* The shared expert alone. For measuring. */
+megamoe_status mm_cuda_run_shared(mm_backend_layer *layer, const megamoe_batch *batch, CUstream stream,
+                                  bool first_launch);
 /* single.c */
 megamoe_status mm_cuda_quantize(mm_backend_state *state, const megamoe_tensor *values, const float *global,
                                 megamoe_tensor *codes, megamoe_tensor *scales, megamoe_tensor *globals, void *stream);

@@ -37,12 +37,16 @@ RULES = (
     (r"mm_decode_", 640, ("mma", "tensor_copies", "barriers")),
     (r"mm_decode_l1_", 640, ("bulk_prefetches",)),
     (r"mm_decode_l1_\w+_(8|10|14)", 640, ("bulk_copies",)),
+    (r"mm_dense_l\d_(bf16|fp8)_(8|16)$", 2 * 256, ("mma", "tensor_copies", "barriers")),  # two blocks at a time
+    (r"mm_dense_l\d_(bf16|fp8)_32$", 256, ("mma", "tensor_copies", "barriers")),
+    (r"mm_dense_l\d_wide", 384, ("wgmma", "tensor_copies", "barriers", "reallocations")),
+    (r"mm_dense_l\d_(bf16|fp8)_(low|mid)", 512, ("wgmma", "tensor_copies", "barriers")),
     (r"mm_tile_", 256, ("mma", "ldmatrix")),
     (r"mm_(mid|wide)_", 384, ("wgmma", "tensor_copies", "barriers", "reallocations")),
     (r"mm_gemm_bf16", 384, ("wgmma", "tensor_copies", "barriers", "reallocations")),
     (r"mm_route_logits", 256, ("mma",)),
     (r"mm_plan_", 1024, ()),
-    (r"mm_(stage|dequantize|combine)", 256, ()),
+    (r"mm_(stage|dequantize|dense_widen|combine)", 256, ()),
 )
 EMPTY = {("sm_120f", "mm_decode_l1_nvfp4_14"), ("sm_120f", "mm_decode_l1_mxfp4_14")}  # no ring fits: see decode.cu
 REGISTERS = 65536  # of a multiprocessor; a warp takes them in units of 256

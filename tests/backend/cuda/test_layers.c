@@ -250,6 +250,13 @@ static const layer_case model_cases[] = {
     {"128x128 bf16 experts", {128, 128, 6, 6, 2, MM_BF16, 0, BF16, SILU}, 30, 0, 0},
     {"128x128 fp8 experts", {128, 128, 6, 6, 2, MM_FP8, 0, BF16, SILU}, 30, 0, 0},
     {"256x128 fp8 experts", {256, 128, 6, 6, 2, MM_FP8, 0, BF16, SILU}, 30, 0, 0},
+    {"256x384 shared fp8", {256, 384, 4, 1, 1, MM_NVFP4, MM_FP8, BF16, SILU}, 1, 0, 0},
+    {"2304x128 shared fp8 chunks", {2304, 128, 4, 1, 1, MM_NVFP4, MM_FP8, BF16, SILU}, 8, 0, 0},
+    {"384x2176 shared fp8 chunks", {384, 2176, 4, 1, 1, MM_NVFP4, MM_FP8, BF16, SILU}, 13, 0, 0},
+    {"1920x256 shared fp8 f32 scales", {1920, 256, 4, 1, 1, MM_NVFP4, MM_FP8, BF16, SILU}, 30, 0, 0},
+    {"2176x240 shared bf16 chunks", {2176, 240, 4, 1, 1, MM_NVFP4, MM_BF16, BF16, SILU}, 7, 0, 0},
+    {"272x1136 shared bf16", {272, 1136, 4, 1, 1, MM_NVFP4, MM_BF16, BF16, SILU}, 16, 0, 0},
+    {"1040x144 shared bf16", {1040, 144, 4, 1, 1, MM_NVFP4, MM_BF16, BF16, SILU}, 57, 0, 0},
     {"64x64 large plan", {64, 64, 64, 48, 6, MM_NVFP4, 0, BF16, SILU}, 700, 0.1f, 0},
 };
 
@@ -275,6 +282,12 @@ static const layer_case many_cases[] = {
      0.3f,
      0},
     {"R1 mxfp4", {7168, 2048, 12, 9, 3, MM_MXFP4, 0, BF16, SILU}, 500, 0.5f, 0},
+    {"shared fp8", {2048, 1536, 8, 1, 1, MM_NVFP4, MM_FP8, BF16, SILU}, 300, 0.3f, 0},
+    {"shared fp8", {2048, 1536, 8, 1, 1, MM_NVFP4, MM_FP8, BF16, SILU}, 100, 0.3f, 0},
+    {"shared fp8", {1104, 432, 8, 1, 1, MM_NVFP4, MM_FP8, BF16, SILU}, 127, 0.3f, 0},
+    {"shared bf16", {1104, 432, 8, 1, 1, MM_NVFP4, MM_BF16, BF16, SILU}, 90, 0.3f, 0},
+    {"shared bf16", {1040, 336, 8, 1, 1, MM_NVFP4, MM_BF16, BF16, SILU}, 129, 0.3f, 0},
+    {"shared bf16", {1536, 2048, 8, 1, 1, MM_NVFP4, MM_BF16, BF16, SILU}, 1500, 0.3f, 0},
     {"large plan", {512, 512, 64, 48, 6, MM_NVFP4, 0, BF16, SILU}, 3000, 0.1f, 0},
 };
 
