@@ -65,8 +65,8 @@ SM100_DEVICE void check_threads(uint32_t addr, void *g) {
 }
 
 SM100_DEVICE void check_loads_and_stores(uint32_t a, void *g) {
-    ptx::st_shared_u8(a, ptx::ld_shared_u8(a));
-    ptx::st_shared_u16(a, ptx::ld_shared_u16(a));
+    ptx::st_shared_u8(a, (uint8_t)ptx::ld_shared_u8(a));
+    ptx::st_shared_u16(a, (uint16_t)ptx::ld_shared_u16(a));
     ptx::st_shared_u32(a, ptx::ld_shared_u32(a));
     ptx::st_shared_u64(a, ptx::ld_shared_u64(a));
     ptx::st_shared_f32(a, ptx::ld_shared_f32(a));
@@ -109,6 +109,7 @@ SM100_DEVICE void check_copies(uint32_t a, void *g, const struct sm100_tensor_ma
     ptx::cp_async_bulk_shared_cluster_global_cache_hint(a, g, 16, a, ptx::createpolicy_evict_first());
     ptx::cp_async_bulk_shared_cluster_global_multicast(a, g, 16, a, 3);
     ptx::cp_async_bulk_shared_cluster_shared_cta(a, a, 16, a);
+    ptx::st_async_shared_cluster_v4_u32(a, ptx::ld_shared_v4_u32(a), a);
     ptx::cp_async_bulk_global_shared_cta(g, a, 16);
     ptx::cp_async_bulk_prefetch_L2_global(g, 16);
     ptx::prefetch_tensormap(map);
@@ -129,7 +130,8 @@ SM100_DEVICE void check_arithmetic(void *g) {
     x = ptx::add_rn_f32(x, ptx::mul_rn_f32(x, ptx::fma_rn_f32(x, x, ptx::div_rn_f32(x, 3.0f))));
     x = ptx::ex2_approx_ftz_f32(ptx::rcp_approx_ftz_f32(x));
     x = ptx::min_NaN_f32(x, ptx::max_NaN_f32(x, 1.0f));
-    const uint32_t w = ptx::prmt_b32(ptx::mul_rn_bf16x2(ptx::mov_b32_f32(x), 0x3F803F80u), 0, 0x4140);
+    const uint32_t w = ptx::prmt_b32(ptx::mul_rn_bf16x2(ptx::mov_b32_f32(x), 0x3F803F80u), 0, 0x4140) +
+                       ptx::mov_b32_low_twice(ptx::mov_b32_f32(x)) + ptx::mov_b32_high_twice(ptx::mov_b32_f32(x));
     float d[4] = {x, x, x, x};
     ptx::mma_m16n8k16_f32_bf16(d, w, w, w, w, w, w);
     x += d[3];

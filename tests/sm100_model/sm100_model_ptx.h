@@ -132,6 +132,7 @@ u32x4 ldmatrix_m8n8_x4_b16(uint32_t p);
 uint32_t ld_shared_cluster_u32(uint32_t a);
 void st_shared_cluster_u32(uint32_t a, uint32_t b);
 void st_shared_cluster_v4_u32(uint32_t a, u32x4 b);
+void st_async_shared_cluster_v4_u32(uint32_t a, u32x4 b, uint32_t mbar);
 
 uint32_t ld_relaxed_gpu_u32(const void *a);
 uint32_t ld_relaxed_sys_u32(const void *a);
@@ -251,6 +252,12 @@ float min_NaN_f32(float a, float b);
 float max_NaN_f32(float a, float b);
 uint32_t mul_rn_bf16x2(uint32_t a, uint32_t b);
 uint32_t prmt_b32(uint32_t a, uint32_t b, uint32_t c);
+inline uint32_t mov_b32_low_twice(uint32_t a) {
+    return (a & 0xFFFF) * 0x10001;
+}
+inline uint32_t mov_b32_high_twice(uint32_t a) {
+    return (a >> 16) * 0x10001;
+}
 void mma_m16n8k16_f32_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1);
 float ex2_approx_ftz_f32(float a);
 float rcp_approx_ftz_f32(float a);

@@ -202,6 +202,7 @@ struct Load : AsyncOp {
     const uint8_t *source = nullptr; // bulk: global memory
     Cta *source_cta = nullptr;       // bulk from shared memory: of this CTA, at source_offset
     uint32_t source_offset = 0, size = 0;
+    uint8_t value[16] = {}; // st.async: what it stores
 
     void land_row() const {
         uint32_t first = 0, last = 0;
@@ -552,6 +553,19 @@ void cp_async_bulk_shared_cluster_shared_cta(uint32_t dstMem, uint32_t srcMem, u
     load->source_cta = thread.cta;
     load->source_offset = srcMem & 0xFFFFFF;
     load->touches.push_back(thread.cta);
+    async_start(std::move(load));
+}
+// Its complete-tx releases at cluster scope: who waits for it knows all that the storing warp knew.
+void st_async_shared_cluster_v4_u32(uint32_t a, u32x4 b, uint32_t mbar) {
+    const char *name = "st.async.shared::cluster.v4";
+    Thread &thread = enter_synchronizing(name);
+    bulk_check(a, sizeof b, nullptr);
+    Cta &to = cta_of_address(*thread.cta, a, name), &bar_cta = cta_of_address(*thread.cta, mbar, name);
+    if (&to != &bar_cta) model::trap("the mbarrier must be in the CTA that the data goes to");
+    auto load = load_to(name, to, a & 0xFFFFFF, bar_cta, mbar & 0xFFFFFF, sizeof b, nullptr);
+    memcpy(load->value, &b, sizeof b);
+    load->source = load->value;
+    release_to(load->bar->next, *thread.warp);
     async_start(std::move(load));
 }
 void cp_async_bulk_global_shared_cta(void *dstMem, uint32_t srcMem, uint32_t size) {

@@ -27,12 +27,12 @@ MM_DEVICE void mm_codes_convert(uint32_t q, uint32_t scale, uint32_t (&pair)[4])
 }
 
 /*
- * Two E4M3 bytes (low bytes of the halves) to two BF16 = scale * 2^118. Bits 10..4 of a BF16 hold exponent and mantissa
- * of the code as a subnormal-safe number scaled by 2^-120; two multiplications by 2^119 reach 2^118 without overflow.
- * The sign is dropped: negative scales are refused when a layer is made, and 0x80 is zero.
+ * Two E4M3 bytes, in bits 10..4 of each half of a word, to two BF16 = scale * 2^118. Bits 10..4 of a BF16 read exponent
+ * and mantissa of the code as a number scaled by 2^-120, subnormals included; two multiplications by 2^119 reach 2^118
+ * without overflow. The sign is dropped: negative scales are refused when a layer is made, and 0x80 is zero.
  */
 MM_DEVICE uint32_t mm_e4m3_scales(uint32_t halves) {
-    return ptx::mul_rn_bf16x2(ptx::mul_rn_bf16x2((halves & 0x007F007Fu) << 4, 0x7B007B00u), 0x7B007B00u);
+    return ptx::mul_rn_bf16x2(ptx::mul_rn_bf16x2(halves & 0x07F007F0u, 0x7B007B00u), 0x7B007B00u);
 }
 
 /* One E8M0 byte to a pair of BF16 = 2^(b-127) * 2^118. Layers with b > 136 are refused when made. */
@@ -41,17 +41,26 @@ MM_DEVICE uint32_t mm_e8m0_scale(uint32_t byte) {
     return (min(byte, MM_E8M0_LARGEST) * 0x00010001u + 0x00760076u) << 7;
 }
 
+/* Both halves of a word twice: ptxas makes them part of the multiplication that they go into. */
+MM_DEVICE uint2 mm_halves_twice(uint32_t s) {
+    return make_uint2(ptx::mov_b32_low_twice(s), ptx::mov_b32_high_twice(s));
+}
+
 /* Scales of lane t's 32 values of a 128-group: .x for words 0 and 1, .y for words 2 and 3. */
 template <bool MX> MM_DEVICE uint2 mm_group_scales(uint32_t bytes) {
     if (MX) {
         uint32_t s = mm_e8m0_scale(bytes);
         return make_uint2(s, s);
     }
-    uint32_t s = mm_e4m3_scales(ptx::prmt_b32(bytes, 0, 0x4140));
-    return make_uint2(ptx::prmt_b32(s, s, 0x1010), ptx::prmt_b32(s, s, 0x3232));
+    return mm_halves_twice(mm_e4m3_scales(bytes << 4 | bytes << 12));
+}
+/* Two bytes' scales. */
+template <bool MX> MM_DEVICE uint2 mm_two_scales(uint32_t first, uint32_t second) {
+    if (MX) return make_uint2(mm_e8m0_scale(first), mm_e8m0_scale(second));
+    return mm_halves_twice(mm_e4m3_scales(first << 4 | second << 20));
 }
 template <bool MX> MM_DEVICE uint32_t mm_block_scale(uint32_t byte) {
-    return MX ? mm_e8m0_scale(byte) : mm_e4m3_scales(ptx::prmt_b32(byte, 0, 0x4040));
+    return mm_two_scales<MX>(byte, 0).x;
 }
 
 /* Bytes 0, 1 (or 2, 3) of a word of E4M3 codes to a BF16 pair: as a number scaled by 2^-120, then times 2^120. */

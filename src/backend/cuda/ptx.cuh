@@ -322,9 +322,9 @@ PTX_FN uint32_t cvta_to_shared(const void *a) {
     return (uint32_t)__cvta_generic_to_shared(a);
 }
 
-// Shared memory of this CTA.
-PTX_LD_BYTE(ld_shared_u8, "shared.u8", uint32_t, "r")
-PTX_LD(ld_shared_u16, "shared.u16", uint32_t, "r", uint16_t, "h")
+// Shared memory of this CTA. What is narrower than a register comes as one, so that nothing narrows it again.
+PTX_LD(ld_shared_u8, "shared.u8", uint32_t, "r", uint32_t, "r")
+PTX_LD(ld_shared_u16, "shared.u16", uint32_t, "r", uint32_t, "r")
 PTX_LD(ld_shared_u32, "shared.u32", uint32_t, "r", uint32_t, "r")
 PTX_LD(ld_shared_u64, "shared.u64", uint32_t, "r", uint64_t, "l")
 PTX_LD(ld_shared_f32, "shared.f32", uint32_t, "r", float, "f")
@@ -362,6 +362,15 @@ PTX_LD(ld_shared_cluster_u32, "shared::cluster.u32", uint32_t, "r", uint32_t, "r
 PTX_ST(st_shared_cluster_u32, "shared::cluster.u32", uint32_t, "r", uint32_t, "r")
 PTX_ST_V4(st_shared_cluster_v4_u32, "shared::cluster.v4.u32", uint32_t, "r")
 // Global memory that this launch may write.
+
+// 9.7.9.12 st.async: sixteen bytes to a CTA of the cluster, and as many to the transactions of an mbarrier there.
+PTX_FN void st_async_shared_cluster_v4_u32(uint32_t a, u32x4 b, uint32_t mbar) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(a),
+        "r"(b.x), "r"(b.y), "r"(b.z), "r"(b.w), "r"(mbar)
+        : "memory");
+}
+
 PTX_LD_BYTE(ld_global_u8, "global.u8", const void *, "l")
 PTX_LD(ld_global_u16, "global.u16", const void *, "l", uint16_t, "h")
 PTX_LD(ld_global_u32, "global.u32", const void *, "l", uint32_t, "r")
@@ -789,6 +798,17 @@ PTX_FN uint32_t mul_rn_bf16x2(uint32_t a, uint32_t b) {
 PTX_FN uint32_t prmt_b32(uint32_t a, uint32_t b, uint32_t c) {
     uint32_t d;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+// 9.7.9.2 mov.b32: a word unpacked to halves, and one of them packed twice. In front of mul_rn_bf16x2 it costs nothing.
+PTX_FN uint32_t mov_b32_low_twice(uint32_t a) {
+    uint32_t d;
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\nmov.b32 %0, {l, l};\n}" : "=r"(d) : "r"(a));
+    return d;
+}
+PTX_FN uint32_t mov_b32_high_twice(uint32_t a) {
+    uint32_t d;
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\nmov.b32 %0, {h, h};\n}" : "=r"(d) : "r"(a));
     return d;
 }
 // 9.7.15.5.8 mma.m16n8k16: d += a * b, BF16 operands, fp32 accumulators; the whole warp.

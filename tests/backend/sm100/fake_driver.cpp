@@ -56,6 +56,7 @@ struct kept_launch {
 // A portable kernel's: one copy per parameter.
 struct kept_cuda_launch {
     CUlaunchConfig config;
+    uint32_t cluster;
     const cuda_kernel *kernel;
     std::vector<std::vector<unsigned char>> args;
 };
@@ -84,8 +85,8 @@ static void keep(const struct sm100_launch &launch) {
     graph.push_back(node);
 }
 
-static void keep(const CUlaunchConfig &config, const cuda_kernel &kernel, void **arguments) {
-    kept_cuda_launch node = {config, &kernel, {}};
+static void keep(const CUlaunchConfig &config, uint32_t cluster, const cuda_kernel &kernel, void **arguments) {
+    kept_cuda_launch node = {config, cluster, &kernel, {}};
     for (size_t i = 0; i < kernel.sizes.size(); i++) {
         const unsigned char *from = (const unsigned char *)arguments[i];
         node.args.emplace_back(from, from + kernel.sizes[i]);
@@ -107,7 +108,8 @@ const char *fake_capture_end(unsigned *launches) {
 }
 
 extern "C" {
-static CUresult cuda_launch(const CUlaunchConfig *config, const cuda_kernel &kernel, void **arguments);
+static CUresult cuda_launch(const CUlaunchConfig *config, uint32_t cluster, const cuda_kernel &kernel,
+                            void **arguments);
 }
 
 static bool replay(kept_launch &node) {
@@ -118,7 +120,7 @@ static bool replay(kept_launch &node) {
 static bool replay(kept_cuda_launch &node) {
     std::vector<void *> arguments;
     for (auto &argument : node.args) arguments.push_back(argument.data());
-    return cuda_launch(&node.config, *node.kernel, arguments.data()) == CUDA_SUCCESS;
+    return cuda_launch(&node.config, node.cluster, *node.kernel, arguments.data()) == CUDA_SUCCESS;
 }
 
 int fake_replay(void) {
@@ -178,13 +180,14 @@ static CUresult failed(const char *kernel, const char *sentence) {
 }
 
 // A kernel written in CUDA's own words. Eight CTAs at a time: a grid may have thousands.
-static CUresult cuda_launch(const CUlaunchConfig *config, const cuda_kernel &kernel, void **arguments) {
-    if (capturing) return keep(*config, kernel, arguments), CUDA_SUCCESS;
+static CUresult cuda_launch(const CUlaunchConfig *config, uint32_t cluster, const cuda_kernel &kernel,
+                            void **arguments) {
+    if (capturing) return keep(*config, cluster, kernel, arguments), CUDA_SUCCESS;
     const struct sm100_model_launch launch = {kernel.name,
                                               kernel.run,
                                               arguments,
                                               config->gridDimX * config->gridDimY * config->gridDimZ,
-                                              1,
+                                              cluster,
                                               config->blockDimX,
                                               config->sharedMemBytes};
     struct sm100_model_options options = {};
@@ -226,15 +229,15 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
     const char *at = (const char *)function;
     if (capturing && config->hStream != capturing && forbidden("a launch on another stream"))
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    uint32_t cluster = 1;
+    for (unsigned i = 0; i < config->numAttrs; i++)
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) cluster = config->attrs[i].value.clusterDim.x;
     if (at < functions || at >= functions + SM100_KERNEL_COUNT)
-        return cuda_launch(config, *(const cuda_kernel *)function, arguments);
+        return cuda_launch(config, cluster, *(const cuda_kernel *)function, arguments);
     const long number = at - functions;
     const struct sm100_gemm_args *gemm = (const struct sm100_gemm_args *)arguments[0];
     const bool large = number == SM100_KERNEL_L2_LARGE, of_layer = large && gemm->output_rows; /* not the check's */
     if (fault("launch") || (fault("launch_later") && of_layer)) return CUDA_ERROR_ILLEGAL_INSTRUCTION;
-    uint32_t cluster = 1;
-    for (unsigned i = 0; i < config->numAttrs; i++)
-        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) cluster = config->attrs[i].value.clusterDim.x;
     const struct sm100_launch launch = {(enum sm100_kernel)number, config->gridDimX, cluster, config->blockDimX,
                                         config->sharedMemBytes,    arguments[0],     0};
     if (capturing) {
