@@ -127,10 +127,6 @@ uint32_t match_any(uint32_t mask, uint32_t value) {
 
 using namespace model;
 
-void shared_reads_unused(bool unused) {
-    machine->current->reads_unused = unused;
-}
-
 namespace ptx {
 
 void mma_m16n8k16_f32_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,

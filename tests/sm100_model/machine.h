@@ -149,7 +149,6 @@ struct Thread {
     const void *poll_address = nullptr;
     uint64_t poll_value = 0;
     void *collective_pointer = nullptr; // in: where a warp-wide instruction puts its registers
-    bool reads_unused = false;          // its loads from shared memory get random bytes and are not checked for order
     uint64_t collective_in = 0, collective_in2 = 0, collective_out = 0;
     TensorPipe pipe;
 };

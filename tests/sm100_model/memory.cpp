@@ -212,12 +212,6 @@ void shared_access(Cta &cta, uint32_t offset, uint32_t bytes, const Actor &actor
     shadow_access(cta.shadow, {&cta, nullptr, offset}, bytes, actor, access);
 }
 
-static uint8_t *random_bytes(void) {
-    static uint8_t bytes[16];
-    for (uint8_t &byte : bytes) byte = static_cast<uint8_t>(random_below(256));
-    return bytes;
-}
-
 uint8_t *shared_generic(const char *instruction, uint32_t address, uint32_t bytes, bool remote, Access access) {
     Thread &thread = enter(instruction);
     Cta &cta = cta_of_address(*thread.cta, address, instruction);
@@ -225,10 +219,6 @@ uint8_t *shared_generic(const char *instruction, uint32_t address, uint32_t byte
         trap("the address 0x%x lies in another CTA: use the shared::cluster form", address);
     const uint32_t offset = address & 0xFFFFFF;
     if (offset % bytes) trap("the address 0x%x is not a multiple of %u", address, bytes);
-    if (access == Access::read && thread.reads_unused) {
-        shared_check_range(cta, offset, bytes, "reads");
-        return random_bytes();
-    }
     shared_access(cta, offset, bytes, actor_generic(thread), access);
     return cta.shared.data() + offset;
 }

@@ -67,7 +67,6 @@ inline uint32_t __reduce_add_sync(uint32_t mask, uint32_t value) {
 inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t value) {
     return ptx::redux_sync_max(value, mask);
 }
-void shared_reads_unused(bool unused);
 
 /* Wider values go word by word, as on the hardware. */
 template <typename T>

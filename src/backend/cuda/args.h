@@ -19,6 +19,19 @@ enum {
     MM_CUDA_PLANES = 3,       /* BF16 terms that add up to an fp32 router weight exactly */
 };
 
+/*
+ * A decode instance of `quarters` (see decode.cu): how many CTAs share K, and, of one CTA's share, the pitch of a row
+ * in a slot of 32 rows. Pitches shift banks: they are 16-byte steps off the multiples of 64, at which eight rows would
+ * meet.
+ */
+#define MM_CUDA_DECODE_CTAS(quarters) ((quarters) > 7 ? 2 : 1)
+#define MM_CUDA_DECODE_CODE_PITCH(share) ((share)*256u + 32u)
+#define MM_CUDA_DECODE_SCALE_BYTES(mx, share) ((share) * ((mx) ? 16u : 32u))
+#define MM_CUDA_DECODE_SCALE_PITCH(mx, share)                                                                          \
+    (MM_CUDA_DECODE_SCALE_BYTES(mx, share) + (MM_CUDA_DECODE_SCALE_BYTES(mx, share) % 64u == 0 ? 16u : 0u))
+#define MM_CUDA_DECODE_SLOT_BYTES(mx, share)                                                                           \
+    (32u * (MM_CUDA_DECODE_CODE_PITCH(share) + MM_CUDA_DECODE_SCALE_PITCH(mx, share)))
+
 /* mm_matrix with device pointers. */
 typedef struct mm_cuda_matrix {
     const uint8_t *codes, *scales;
@@ -110,10 +123,10 @@ typedef struct mm_cuda_gemm_args {
     void *y;
     mm_swiglu swiglu;
     /* decode: see decode.cu */
-    float *scratch;
-    uint32_t slot_count, slot_bytes, code_pitch, scale_pitch, scale_row_bytes, weight_light, weight_heavy;
+    uint32_t slot_count, weight_light, weight_heavy, scale_row_bytes;
     uint32_t next_weight_heavy,
         next_items; /* L1: items of L2 per multiprocessor to fetch into the cache at the end; 0: none */
+    uint32_t slot_bytes, code_pitch; /* dense: see dense.cuh */
 } mm_cuda_gemm_args;
 
 /* One GEMM of the shared expert over few tokens, see dense.cuh. Of `gemm`: experts, maps (gate, up, down), row_count,

@@ -231,8 +231,14 @@ void mm_blocks_free(mm_backend_state *state, mm_block **chain) {
 
 megamoe_status mm_cuda_launch(const mm_backend_state *state, CUstream stream, mm_kernel kernel, const mm_launch *how,
                               void **arguments) {
-    CUlaunchAttribute after = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                               .value = {.programmaticStreamSerializationAllowed = 1}};
+    CUlaunchAttribute attributes[2];
+    unsigned count = 0;
+    if (how->after_start)
+        attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                                  .value = {.programmaticStreamSerializationAllowed = 1}};
+    if (how->cluster > 1)
+        attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                                                  .value = {.clusterDim = {how->cluster, 1, 1}}};
     CUlaunchConfig config = {.gridDimX = how->grid[0] ? how->grid[0] : 1,
                              .gridDimY = how->grid[1] ? how->grid[1] : 1,
                              .gridDimZ = how->grid[2] ? how->grid[2] : 1,
@@ -241,8 +247,8 @@ megamoe_status mm_cuda_launch(const mm_backend_state *state, CUstream stream, mm
                              .blockDimZ = 1,
                              .sharedMemBytes = how->shared_bytes,
                              .hStream = stream,
-                             .attrs = &after,
-                             .numAttrs = how->after_start ? 1 : 0};
+                             .attrs = attributes,
+                             .numAttrs = count};
     CUresult result = state->driver->launch(&config, state->kernels.function[kernel], arguments, NULL);
     if (result == CUDA_SUCCESS) return MEGAMOE_OK;
     return mm_fail_in(mm_driver_status(state->driver, result, mm_kernel_name(kernel)), "launching a kernel");

@@ -19,8 +19,6 @@
         type name[]
 /* A parameter of a kernel that stays where the launch put it. */
 #    define MM_GRID_CONSTANT(type, name) const __grid_constant__ type name
-/* Tells the model, and only it, that what this thread reads from shared memory until told otherwise cannot matter. */
-MM_DEVICE void shared_reads_unused(bool) {}
 #else
 #    include "sm100_model_cuda.h"
 #endif

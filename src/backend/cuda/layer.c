@@ -30,7 +30,8 @@ static const struct {
 
 enum {
     DECODE_PARTIAL_BYTES = 2 * 16 * 1024, /* decode.cuh: two buffers of 16 warps' partial sums */
-    DECODE_STATIC_BYTES = 1024,           /* barriers, and what the system reserves */
+    DECODE_SENT_BYTES = 4 * 512,          /* and two of each token group's sums that the other CTA of a cluster sends */
+    DECODE_STATIC_BYTES = 1024,           /* barriers; slots begin at the next multiple */
     DECODE_SLOTS_MAX = 8,
 };
 
@@ -50,12 +51,6 @@ static bool experts_copyable(const mm_backend_layer *layer, const mm_cuda_expert
     return layer->weights->expert_count > 0;
 }
 
-/* Bank-shifting pitch: 16-byte steps, off the multiples of 64 at which eight rows would meet in the same banks. */
-static uint32_t scale_pitch(uint32_t bytes) {
-    uint32_t pitch = mm_round_up(bytes, 16);
-    return pitch % 64 == 0 ? pitch + 16 : pitch;
-}
-
 /* Fills in how one decode GEMM runs; leaves kernel at MM_KERNEL_COUNT where it cannot. */
 static void choose_decode(const mm_backend_layer *layer, const mm_cuda_matrix *m, bool l1, uint32_t k,
                           mm_decode_form *form) {
@@ -68,20 +63,16 @@ static void choose_decode(const mm_backend_layer *layer, const mm_cuda_matrix *m
         if (decode_instances[i].l1 == l1 && decode_instances[i].format == (mm_format)m->format &&
             decode_instances[i].quarters >= quarters && f.kernel == MM_KERNEL_COUNT) {
             f.kernel = decode_instances[i].kernel;
-            f.passes = decode_instances[i].quarters > 7 ? 2 : 1;
+            f.cta_count = MM_CUDA_DECODE_CTAS(decode_instances[i].quarters);
+            f.share = decode_instances[i].quarters / f.cta_count;
         }
-    if (f.kernel == MM_KERNEL_COUNT) return;
-    if (f.passes == 2 && (groups % 2 != 0 || m->row_bytes != k / 2 || m->scale_row_bytes != scale_bytes)) return;
-    f.code_pitch = k / 2 / f.passes + 32;
-    f.scale_pitch = scale_pitch(scale_bytes / f.passes);
-    f.slot_bytes = 32 * (f.code_pitch + f.scale_pitch);
-    if (f.passes == 2 && f.slot_bytes < 16 * (k / 2 + scale_bytes)) f.slot_bytes = 16 * (k / 2 + scale_bytes);
-    f.slot_bytes = mm_round_up(f.slot_bytes, 128);
-    f.slot_count =
-        ((uint32_t)layer->state->gpu.shared_bytes - DECODE_PARTIAL_BYTES - DECODE_STATIC_BYTES) / f.slot_bytes;
-    if (f.slot_count < 2 || f.code_pitch > 2048) return;
+    if (f.kernel == MM_KERNEL_COUNT || layer->state->sm_count < f.cta_count) return;
+    const uint32_t slot_bytes = MM_CUDA_DECODE_SLOT_BYTES(m->format == MM_MXFP4, f.share);
+    const uint32_t other_bytes = DECODE_PARTIAL_BYTES + (f.cta_count > 1 ? DECODE_SENT_BYTES : 0);
+    f.slot_count = ((uint32_t)layer->state->gpu.shared_bytes - other_bytes - DECODE_STATIC_BYTES) / slot_bytes;
+    if (f.slot_count < 2) return;
     if (f.slot_count > DECODE_SLOTS_MAX) f.slot_count = DECODE_SLOTS_MAX;
-    f.shared_bytes = f.slot_count * f.slot_bytes + DECODE_PARTIAL_BYTES;
+    f.shared_bytes = f.slot_count * slot_bytes + other_bytes;
     *form = f;
 }
 
@@ -156,12 +147,13 @@ megamoe_status mm_cuda_rows_map(const mm_driver *driver, const uint8_t *base, ui
 static megamoe_status encode_decode(const mm_backend_layer *layer, const mm_cuda_matrix *m, int l2, CUtensorMap *maps) {
     const megamoe_shape *shape = &layer->weights->shape;
     const uint32_t k = l2 ? shape->intermediate : shape->hidden, n = l2 ? shape->hidden : shape->intermediate;
-    const mm_decode_form *d = &layer->decode[l2];
-    const mm_map_form codes = {CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 8, d->code_pitch, 16};
-    const mm_map_form scales = {CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 8, d->scale_pitch, 16};
+    const uint32_t share = layer->decode[l2].share;
+    const bool mx = m->format == MM_MXFP4;
+    const mm_map_form codes = {CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 8, MM_CUDA_DECODE_CODE_PITCH(share), 16};
+    const mm_map_form scales = {CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 8, MM_CUDA_DECODE_SCALE_PITCH(mx, share), 16};
     MM_TRY(mm_cuda_rows_map(layer->state->driver, m->codes, k / 2, m->row_bytes, n, &codes, &maps[0]));
-    return mm_cuda_rows_map(layer->state->driver, m->scales, m->format == MM_MXFP4 ? k / 32 : k / 16,
-                            m->scale_row_bytes, n, &scales, &maps[1]);
+    return mm_cuda_rows_map(layer->state->driver, m->scales, mx ? k / 32 : k / 16, m->scale_row_bytes, n, &scales,
+                            &maps[1]);
 }
 
 static megamoe_status encode_tile(const mm_backend_layer *layer, const mm_cuda_matrix *m, int l2, uint32_t groups,
@@ -313,12 +305,6 @@ static void scratch_lay(const mm_backend_layer *layer, arena *a, mm_scratch *s) 
     s->x = take(a, rows * layer->h_pitch, 2), s->h = take(a, rows * layer->i_pitch, 2),
     s->p = take(a, rows * shape->hidden, 2);
     s->h32 = take(a, nvfp4 ? rows * shape->intermediate : 0, 4);
-    /* 1 KB per tile of 16 MMA rows of every heavy entry */
-    s->partials = take(a,
-                       layer->decode[0].kernel != MM_KERNEL_COUNT && layer->decode[0].passes == 2
-                           ? (e + pairs / 8 + 1) * (shape->intermediate / 8)
-                           : 0,
-                       1024);
     s->token_x = take(a, w->shared ? (tokens + 160) * layer->h_pitch : 0, 2);
     s->shared_h = take(a, (tokens + 160) * layer->shared_pitch, 2);
     s->shared_h32 = take(a, nvfp4 ? tokens * shared_i : 0, 4);

@@ -20,11 +20,12 @@ enum {
     PLAN_COUNTER_BYTES = 131072, /* shared memory for counters, hence the warps that count; sm_120 has less */
     PLAN_STATIC_BYTES = 1024,    /* what the kernels declare, and the system reserves */
     DECODE_ONLY_TOKENS = 64,
+    DECODE_ONLY_ROWS = 8, /* or so many rows per expert of the model, were they spread evenly */
     MID_ONLY_TOKENS = 1024,
     DECODE_THREADS = 640,
-    DECODE_WEIGHT_LIGHT = 10, /* cost of a light item to a heavy one of two passes and of one; measured at 512 tokens */
-    DECODE_WEIGHT_HEAVY = 13,
-    DECODE_WEIGHT_HEAVY_ONE_PASS = 11,
+    DECODE_WEIGHT_LIGHT = 10, /* cost of a light item to a heavy one of a cluster, and of one CTA; best at 512 tokens */
+    DECODE_WEIGHT_HEAVY = 12,
+    DECODE_WEIGHT_HEAVY_CLUSTER = 11,
     NATIVE_THREADS = 384,
     MID_SHARED = 3 * (64 * 512 + 256 * 128) + 1024,
     WIDE_SHARED = 4 * (160 * 256 + 256 * 64) + 1024,
@@ -117,8 +118,8 @@ static megamoe_status run_router(run *r, const megamoe_batch *batch, int32_t *id
 
 /*
  * Which list takes how many rows. What decides is an expert's row count, and the batch's token count where a list is
- * not worth its launches: up to 64 tokens everything is decode's (an expert of more than 16 rows is cut into entries),
- * up to 1024 nothing is WIDE's.
+ * not worth its launches: up to 64 tokens, and up to 8 rows per expert on average, everything is decode's (an expert of
+ * more than 16 rows is cut into entries), up to 1024 nothing is WIDE's.
  */
 static bool uses_decode(const run *r) {
     return r->layer->decode[0].kernel != MM_KERNEL_COUNT;
@@ -127,7 +128,8 @@ static bool uses_native(const run *r) {
     return r->layer->mid[0] != MM_KERNEL_COUNT;
 }
 static bool uses_tiles(const run *r) {
-    return !uses_decode(r) || r->token_count > DECODE_ONLY_TOKENS;
+    return !uses_decode(r) ||
+           (r->token_count > DECODE_ONLY_TOKENS && r->pair_count > DECODE_ONLY_ROWS * r->weights->shape.expert_count);
 }
 static bool uses_wide(const run *r) {
     return uses_native(r) && r->token_count > MID_ONLY_TOKENS;
@@ -239,16 +241,17 @@ megamoe_status mm_tokens_map(const mm_driver *driver, const uint16_t *rows, uint
 static megamoe_status run_decode(run *r, int l2, mm_cuda_gemm_args args) {
     const mm_decode_form *form = &r->layer->decode[l2];
     void *arguments[] = {&args};
-    mm_launch how = {.grid = {r->state->sm_count}, .threads = DECODE_THREADS, .shared_bytes = form->shared_bytes};
+    mm_launch how = {.grid = {r->state->sm_count / form->cta_count * form->cta_count},
+                     .threads = DECODE_THREADS,
+                     .shared_bytes = form->shared_bytes,
+                     .cluster = form->cta_count};
     args.maps = r->layer->decode_maps, args.list = MM_CUDA_LIST_DECODE,
     args.entries = r->s.entries[MM_CUDA_LIST_DECODE];
-    args.scratch = r->s.partials;
-    args.slot_count = form->slot_count, args.slot_bytes = form->slot_bytes;
-    args.code_pitch = form->code_pitch, args.scale_pitch = form->scale_pitch;
+    args.slot_count = form->slot_count;
     args.weight_light = DECODE_WEIGHT_LIGHT;
-    args.weight_heavy = form->passes == 2 ? DECODE_WEIGHT_HEAVY : DECODE_WEIGHT_HEAVY_ONE_PASS;
+    args.weight_heavy = form->cta_count == 2 ? DECODE_WEIGHT_HEAVY_CLUSTER : DECODE_WEIGHT_HEAVY;
     args.next_items = l2 || !r->layer->down_contiguous ? 0 : r->layer->decode[1].slot_count,
-    args.next_weight_heavy = DECODE_WEIGHT_HEAVY_ONE_PASS;
+    args.next_weight_heavy = DECODE_WEIGHT_HEAVY;
     return launch(r, form->kernel, how, arguments);
 }
 

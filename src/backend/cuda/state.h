@@ -24,7 +24,7 @@ typedef struct mm_scratch {
     int32_t *token_ids, *given_ids;
     float *given_weights;
     int32_t *expert_ids, *row_pair, *pair_row, *offsets;
-    float *weights, *logits, *row_global, *h32, *partials, *shared_out, *shared_h32;
+    float *weights, *logits, *row_global, *h32, *shared_out, *shared_h32;
     uint32_t *block_counts;
     mm_cuda_plan *plan;
     mm_cuda_entry *entries[MM_CUDA_LIST_COUNT];
@@ -53,8 +53,8 @@ struct mm_backend_state {
 
 /* How one of the decode GEMMs of a layer is launched. */
 typedef struct mm_decode_form {
-    mm_kernel kernel; /* MM_KERNEL_COUNT: the layer has none */
-    uint32_t passes, slot_count, slot_bytes, code_pitch, scale_pitch, shared_bytes;
+    mm_kernel kernel;                                    /* MM_KERNEL_COUNT: the layer has none */
+    uint32_t cta_count, share, slot_count, shared_bytes; /* CTAs that split K, and the quarters of each: see args.h */
 } mm_decode_form;
 
 /* How one of the shared expert's GEMMs goes over few tokens, see dense.cuh. */
@@ -88,7 +88,7 @@ struct mm_backend_layer {
 };
 
 typedef struct mm_launch {
-    uint32_t grid[3], threads, shared_bytes;
+    uint32_t grid[3], threads, shared_bytes, cluster; /* CTAs of a cluster; 0: 1 */
     bool after_start; /* programmatic dependent launch: may begin before the launch before it has ended */
 } mm_launch;
 

@@ -32,11 +32,10 @@ INSTRUCTIONS = {
 }
 
 # Kernel names, threads of a block (as run.c launches them), and what the machine code must hold, on every image.
-# Rings of weights: tensor copies onto mbarriers; two passes over K (K > 3584) and what L1 fetches for L2: plain ones.
+# Rings of weights: tensor copies onto mbarriers; what L1 fetches for L2: plain ones.
 RULES = (
     (r"mm_decode_", 640, ("mma", "tensor_copies", "barriers")),
     (r"mm_decode_l1_", 640, ("bulk_prefetches",)),
-    (r"mm_decode_l1_\w+_(8|10|14)", 640, ("bulk_copies",)),
     (r"mm_dense_l\d_(bf16|fp8)_(8|16)$", 2 * 256, ("mma", "tensor_copies", "barriers")),  # two blocks at a time
     (r"mm_dense_l\d_(bf16|fp8)_32$", 256, ("mma", "tensor_copies", "barriers")),
     (r"mm_dense_l\d_wide", 384, ("wgmma", "tensor_copies", "barriers", "reallocations")),
