@@ -15,7 +15,7 @@ enum {
     MM_CUDA_DECODE_ROWS = 16, /* experts with at most this many rows go to the decode kernels */
     MM_CUDA_DECODE_LIGHT = 8, /* and those with at most this many need one 8-wide MMA per weight fragment, not two */
     MM_CUDA_MID_ROWS = 64,    /* widest token tile of the mid-range tile kernels */
-    MM_CUDA_WIDE_ROWS = 160,  /* and of the wide ones: 2 x m64 x n160 accumulators fill a warpgroup's registers */
+    MM_CUDA_WIDE_ROWS = 152,  /* and of the wide ones: 2 x m64 x n152 accumulators fill a warpgroup's registers */
     MM_CUDA_PLANES = 3,       /* BF16 terms that add up to an fp32 router weight exactly */
 };
 
@@ -31,6 +31,11 @@ enum {
     (MM_CUDA_DECODE_SCALE_BYTES(mx, share) + (MM_CUDA_DECODE_SCALE_BYTES(mx, share) % 64u == 0 ? 16u : 0u))
 #define MM_CUDA_DECODE_SLOT_BYTES(mx, share)                                                                           \
     (32u * (MM_CUDA_DECODE_CODE_PITCH(share) + MM_CUDA_DECODE_SCALE_PITCH(mx, share)))
+
+/* Token tiles of the tile kernels of sm90, ascending; the last are MM_CUDA_MID_ROWS and MM_CUDA_WIDE_ROWS. */
+#define MM_CUDA_MID_WIDTHS 24, 32, 40, 48, 64
+#define MM_CUDA_WIDE_WIDTHS 80, 96, 112, 128, 136, 152
+enum { MM_CUDA_WIDTHS_MAX = 6 };
 
 /* mm_matrix with device pointers. */
 typedef struct mm_cuda_matrix {
@@ -144,6 +149,11 @@ typedef struct mm_cuda_widen_args {
     uint32_t hidden, intermediate;
     uint16_t *bf16;
 } mm_cuda_widen_args;
+
+/* How the tile kernels of sm90 copy a stage of token rows: one box per width, all of the stage's K in one copy. */
+typedef struct mm_cuda_token_maps {
+    CUtensorMap width[MM_CUDA_WIDTHS_MAX];
+} mm_cuda_token_maps;
 
 typedef struct mm_cuda_combine_args {
     const uint16_t *p; /* [rows, columns] BF16 results of L2 */

@@ -113,11 +113,22 @@ MM_DEVICE int plan_list(const mm_cuda_plan_args &p, uint32_t rows) {
     return rows <= p.mid_rows ? MM_CUDA_LIST_MID : MM_CUDA_LIST_WIDE;
 }
 
+/*
+ * Where entry i of `count` begins. Equal parts; but WIDE's token tiles cost the same for every row up to their width,
+ * so there all are full but the last, or where the last would be less than half full, the last two, which share.
+ */
+MM_DEVICE uint32_t plan_entry_begin(const mm_cuda_plan_args &p, int list, uint32_t i, uint32_t count, uint32_t rows) {
+    const uint32_t full = p.entry_rows[list], rest = rows - (count - 1) * full;
+    if (list != MM_CUDA_LIST_WIDE || i == count) return (uint32_t)((unsigned long long)rows * i / count);
+    if (i + 1 < count || i == 0 || rest * 2 >= full) return i * full;
+    return (i - 1) * full + (full + rest + 15) / 16 * 8;
+}
+
 MM_DEVICE void plan_entries_write(const mm_cuda_plan_args &p, int list, uint32_t at, uint32_t count, uint32_t expert,
                                   uint32_t row, uint32_t rows) {
     for (uint32_t i = 0; i < count; i++) {
-        const uint32_t begin = (uint32_t)((unsigned long long)rows * i / count);
-        const uint32_t end = (uint32_t)((unsigned long long)rows * (i + 1) / count);
+        const uint32_t begin = plan_entry_begin(p, list, i, count, rows);
+        const uint32_t end = plan_entry_begin(p, list, i + 1, count, rows);
         p.entries[list][at + i] = {(int32_t)(row + begin), (int32_t)(end - begin), (int32_t)expert, 0};
     }
 }

@@ -26,9 +26,10 @@ enum {
     DECODE_WEIGHT_LIGHT = 10, /* cost of a light item to a heavy one of a cluster, and of one CTA; best at 512 tokens */
     DECODE_WEIGHT_HEAVY = 12,
     DECODE_WEIGHT_HEAVY_CLUSTER = 11,
-    NATIVE_THREADS = 384,
-    MID_SHARED = 3 * (64 * 512 + 256 * 128) + 1024,
-    WIDE_SHARED = 4 * (160 * 256 + 256 * 64) + 1024,
+    MID_THREADS = 640,
+    WIDE_THREADS = 384,
+    MID_SHARED = 3 * (MM_CUDA_MID_ROWS * 512 + 256 * (128 + 16)) + 1024,
+    WIDE_SHARED = 4 * (MM_CUDA_WIDE_ROWS * 256 + 256 * (64 + 8)) + 1024,
     TILE_SHARED = 2 * (128 + 64) * 256,
     STAGE_THREADS = 256,
     ROUTE_TOKENS = 32,
@@ -226,16 +227,18 @@ static megamoe_status run_stage(run *r, const megamoe_batch *batch) {
 
 /* ---- expert GEMMs --------------------------------------------------------------------------------------- */
 
-megamoe_status mm_tokens_map(const mm_driver *driver, const uint16_t *rows, uint64_t row_count, uint32_t pitch,
-                             uint32_t box, CUtensorMap *map) {
-    cuuint64_t extent[2] = {pitch, row_count}, pitches[1] = {pitch * 2ull};
-    cuuint32_t sizes[2] = {64, box}, step[2] = {1, 1};
-    return mm_driver_status(driver,
-                            driver->tensor_map_encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)(uintptr_t)rows,
-                                                      extent, pitches, sizes, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                                      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
-                            "describing staged rows");
+/* Staged rows as [K / 64] [row] [64]: a box of `width` rows and `halves` runs of 64 values lies as wgmma reads it. */
+static megamoe_status tokens_map(const run *r, const mm_cuda_gemm_args *args, uint32_t width, uint32_t halves,
+                                 CUtensorMap *map) {
+    const mm_driver *driver = r->state->driver;
+    cuuint64_t extent[3] = {64, r->pair_count, args->x_pitch / 64}, pitches[2] = {args->x_pitch * 2ull, 128};
+    cuuint32_t sizes[3] = {64, width, halves}, step[3] = {1, 1, 1};
+    return mm_driver_status(
+        driver,
+        driver->tensor_map_encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)(uintptr_t)args->x, extent, pitches,
+                                  sizes, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+        "describing staged rows");
 }
 
 static megamoe_status run_decode(run *r, int l2, mm_cuda_gemm_args args) {
@@ -256,15 +259,18 @@ static megamoe_status run_decode(run *r, int l2, mm_cuda_gemm_args args) {
 }
 
 static megamoe_status run_native(run *r, int l2, int list, mm_cuda_gemm_args args) {
+    static const uint32_t mid_widths[] = {MM_CUDA_MID_WIDTHS}, wide_widths[] = {MM_CUDA_WIDE_WIDTHS};
     const bool wide = list == MM_CUDA_LIST_WIDE;
-    CUtensorMap rows64, rows8;
-    void *arguments[] = {&rows64, &rows8, &args};
-    mm_launch how = {
-        .grid = {r->state->sm_count}, .threads = NATIVE_THREADS, .shared_bytes = wide ? WIDE_SHARED : MID_SHARED};
+    const uint32_t *widths = wide ? wide_widths : mid_widths;
+    const size_t count = wide ? sizeof wide_widths / 4 : sizeof mid_widths / 4;
+    mm_cuda_token_maps maps;
+    void *arguments[] = {&maps, &args};
+    mm_launch how = {.grid = {r->state->sm_count},
+                     .threads = wide ? WIDE_THREADS : MID_THREADS,
+                     .shared_bytes = wide ? WIDE_SHARED : MID_SHARED};
     args.maps = wide ? r->layer->wide_maps : r->layer->mid_maps, args.list = (uint32_t)list,
     args.entries = r->s.entries[list];
-    MM_TRY(mm_tokens_map(r->state->driver, args.x, r->pair_count, args.x_pitch, 64, &rows64));
-    MM_TRY(mm_tokens_map(r->state->driver, args.x, r->pair_count, args.x_pitch, 8, &rows8));
+    for (size_t i = 0; i < count; i++) MM_TRY(tokens_map(r, &args, widths[i], wide ? 2 : 4, &maps.width[i]));
     return launch(r, wide ? r->layer->wide[l2] : r->layer->mid[l2], how, arguments);
 }
 

@@ -135,8 +135,6 @@ megamoe_status mm_cuda_run_batch(mm_backend_layer *layer, const megamoe_batch *b
  * measuring. */
 megamoe_status mm_cuda_run_experts(mm_backend_layer *layer, uint32_t token_count, const float *weights, CUstream stream,
                                    bool first_launch);
-megamoe_status mm_tokens_map(const mm_driver *driver, const uint16_t *rows, uint64_t row_count, uint32_t pitch,
-                             uint32_t box, CUtensorMap *map);
 megamoe_status mm_cuda_stage_launch(const mm_backend_state *state, const mm_cuda_stage_args *args, uint32_t rows_max,
                                     bool after_start, CUstream stream);
 mm_cuda_stage_args mm_cuda_hidden_args(const mm_backend_layer *layer, const megamoe_batch *batch, bool quantize);

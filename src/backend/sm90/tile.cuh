@@ -2,13 +2,17 @@
  * Expert GEMMs for experts with many rows, on wgmma: 256 weight rows x N tokens per tile, N chosen per entry.
  *
  * Weights are the M operand, dequantized in registers from the checkpoint's bytes; activations are staged BF16 rows
- * (K-permuted, see convert.cuh), brought by 128-byte-swizzled tensor copies. Two consumer warpgroups of two m64
- * sub-tiles each, one producer warp. MMA rows g and g + 8 of a sub-tile are a gate and an up row of one feature (L1),
- * or rows r and r + 128 (L2). A stage is GROUPS 128-groups of K; scales are read from global memory one stage ahead,
- * since tensor boxes of 16-byte rows cost a request per row.
+ * (K-permuted, see convert.cuh), a stage of them in one 128-byte-swizzled tensor copy. Four consumer warpgroups of one
+ * m64 sub-tile, or two of two, and one producer warpgroup. MMA rows g and g + 8 of a sub-tile are a gate and an up row
+ * of one feature (L1), or rows r and r + 128 (L2). A stage is GROUPS 128-groups of K. Its scales come by cp.async, a
+ * thread of the producer's per row of a half, since tensor boxes of 16-byte rows cost a request per row. So consumers
+ * read nothing from global memory before a tile's sums are complete: the producer tells them, too, which tile is next.
  *
- * A word of codes per lane and row (or two) is a batch: convert, fence, wgmma, commit, and wait for the batch before.
- * All N accumulate K in the same order, so a token's bits do not depend on N.
+ * A word of codes per lane and row is a batch: convert, fence, wgmma, commit, and wait for the batch before. All N
+ * accumulate K in the same order, so a token's bits do not depend on N.
+ *
+ * How many widths a kernel can have is for ptxas to say: it serializes the wgmma of a function that it finds too large,
+ * which compile.cmake refuses. Few instructions per loop, sums shared by all widths and one epilogue help.
  */
 #ifndef MM_SM90_TILE_CUH
 #define MM_SM90_TILE_CUH
@@ -16,27 +20,45 @@
 #include "backend/cuda/args.h"
 #include "backend/cuda/convert.cuh"
 #include "backend/cuda/epilogue.cuh"
+#include "backend/sm90/copy.cuh"
 #include "backend/sm90/wgmma.cuh"
 
 enum {
-    TILE_CONSUMERS = 2, /* warpgroups */
-    TILE_SUBTILES = 2,  /* m64 each, per warpgroup */
-    TILE_ROWS = TILE_CONSUMERS * TILE_SUBTILES * 64,
+    TILE_ROWS = 256,
     TILE_HALF = TILE_ROWS / 2,
-    TILE_THREADS = TILE_CONSUMERS * 128 + 128,
-    TILE_CONSUMER_REGISTERS = 240, /* 384 threads x 168 = 256 x 240 + 128 x 24 */
-    TILE_PRODUCER_REGISTERS = 24,
+    TILE_PRODUCERS = 128, /* threads: one brings the scales of row r of each half */
 };
+static_assert(TILE_HALF == TILE_PRODUCERS, "a thread per row of a half");
 
-/* Where a stage's parts lie; the shape of a kernel instance. */
-template <int N_MAX, int GROUPS, int STAGES, int LONG_BATCH> struct tile_shape {
-    static constexpr int n_max = N_MAX, groups = GROUPS, stages = STAGES;
-    static constexpr int long_batch = LONG_BATCH; /* widths up to which a batch is two words */
-    static constexpr uint32_t token_bytes = N_MAX * 256 * GROUPS, code_bytes = TILE_ROWS * 64 * GROUPS;
-    static constexpr uint32_t stage_bytes = token_bytes + code_bytes;
+template <int... WIDTHS> constexpr int tile_widest() {
+    int n = 0;
+    ((n = WIDTHS > n ? WIDTHS : n), ...);
+    return n;
+}
+
+/* The shape of a kernel instance, and where a stage's parts lie. CONSUMERS: warpgroups. Widths ascend. */
+template <int CONSUMERS, int GROUPS, int STAGES, int... WIDTHS> struct tile_shape {
+    static constexpr int consumers = CONSUMERS, subtiles = TILE_ROWS / 64 / CONSUMERS;
+    static constexpr int threads = CONSUMERS * 128 + TILE_PRODUCERS;
+    /* 384 threads x 168 = 256 x 240 + 128 x 24; 640 x 96 = 512 x 112 + 128 x 32 */
+    static constexpr int consumer_registers = CONSUMERS == 2 ? 240 : 112;
+    static constexpr int producer_registers = CONSUMERS == 2 ? 24 : 32;
+    static constexpr int groups = GROUPS, stages = STAGES, n_max = tile_widest<WIDTHS...>();
+    static constexpr uint32_t token_bytes = n_max * 256 * GROUPS, code_bytes = TILE_ROWS * 64 * GROUPS;
+    static constexpr uint32_t scale_pitch = 8 * GROUPS;
+    static constexpr uint32_t stage_bytes = token_bytes + code_bytes + TILE_ROWS * scale_pitch;
     static_assert(stage_bytes % 1024 == 0, "swizzled token tiles must begin at a multiple of 1024 bytes");
+
+    /* The widths that are too narrow for so many rows; the narrowest that is not. */
+    static __device__ __forceinline__ int narrower(int count) { return (... + (WIDTHS < count)); }
+    static __device__ __forceinline__ int width(int count) {
+        int n = n_max;
+        ((n = WIDTHS >= count && WIDTHS < n ? WIDTHS : n), ...);
+        return n;
+    }
 };
 
+/* A tile as the producer announces it; count 0: there are no more. */
 struct tile_work {
     int expert, block, row, count; /* block: of TILE_HALF features (L1) or TILE_ROWS rows (L2) */
 };
@@ -45,90 +67,146 @@ template <bool L1> MM_DEVICE int tile_blocks(const mm_cuda_gemm_args &p) {
     return (p.n + (L1 ? TILE_HALF : TILE_ROWS) - 1) / (L1 ? TILE_HALF : TILE_ROWS);
 }
 
-template <bool L1> MM_DEVICE tile_work tile_find(const mm_cuda_gemm_args &p, int index) {
-    const int blocks = tile_blocks<L1>(p);
-    const mm_cuda_entry e = p.entries[index / blocks];
-    return {e.expert, index % blocks, e.row, e.count};
+template <class SHAPE> MM_DEVICE int tile_stages(const mm_cuda_gemm_args &p) {
+    return ((int)p.k + 128 * SHAPE::groups - 1) / (128 * SHAPE::groups);
 }
 
-/* Scales of the next stage, one register per (sub-tile, half, group). Rows beyond the matrix repeat some inside it (n
- * >= 64). */
-template <bool L1, bool MX, int GROUPS> struct tile_scales {
-    const uint8_t *row[2];
-    uint32_t next[TILE_SUBTILES][2][GROUPS];
+/* ---- producer ------------------------------------------------------------------------------------------- */
 
-    __device__ __forceinline__ void begin(const mm_cuda_gemm_args &p, const mm_cuda_expert *e, int block,
-                                          int lane_row) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const mm_cuda_matrix *w = L1 ? (h ? &e->up : &e->gate) : &e->down;
-            const int r = block * (L1 ? TILE_HALF : TILE_ROWS) + (L1 ? 0 : h * TILE_HALF) + lane_row;
-            row[h] = w->scales + (size_t)min(r, (int)p.n - 64 + (lane_row & 31)) * p.scale_row_bytes;
-        }
+/* A stage of one row's scales. What lies beyond the row's last scales multiplies zeros. */
+template <bool MX, class SHAPE>
+MM_DEVICE void tile_copy_scales(const mm_cuda_gemm_args &p, bool aligned, const uint8_t *row, int stage, uint32_t to) {
+    constexpr int BYTES = (MX ? 4 : 8) * SHAPE::groups;
+    if (aligned) {
+        mm_cp_async<BYTES>(to, row + stage * BYTES);
+        return;
     }
-    /* Offsets are bounded by the row's last scales: what lies beyond multiplies zeros. */
-    __device__ __forceinline__ void fetch(const mm_cuda_gemm_args &p, int stage, int t) {
-#pragma unroll
-        for (int q = 0; q < GROUPS; q++) {
-            const uint32_t at =
-                min((stage * GROUPS + q) * (MX ? 4 : 8) + t * (MX ? 1 : 2), (int)p.k / (MX ? 32 : 16) - (MX ? 1 : 2));
-#pragma unroll
-            for (int m = 0; m < TILE_SUBTILES; m++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const uint8_t *from = row[h] + (m * 32 * p.scale_row_bytes + at);
-                    next[m][h][q] = MX ? (uint32_t)__ldg(from) : ptx::ld_global_nc_u16(from);
-                }
-        }
-    }
-};
+    const int last = (int)p.k / (MX ? 32 : 16) - 2;
+#pragma unroll 1
+    for (int b = 0; b < BYTES; b += 2)
+        ptx::st_shared_u16(to + b, ptx::ld_global_nc_u16(row + min(stage * BYTES + b, last)));
+}
 
-/*
- * One batch of WORDS words of a lane's two rows, 2 wgmma each. Narrow tiles take two words: their wgmma are short, and
- * it is the fence and the wait that would be paid per word.
- */
-template <int N, int WORDS>
-MM_DEVICE void tile_batch(float (&sum)[N / 2], const uint4 &a, const uint4 &b, const uint2 &s0, const uint2 &s1,
-                          int first, uint32_t tokens) {
-    uint32_t low[WORDS][4], high[WORDS][4];
-#pragma unroll
-    for (int j = 0; j < WORDS; j++) {
-        const int i = first + j;
-        mm_codes_convert(i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w, i < 2 ? s0.x : s0.y, low[j]);
-        mm_codes_convert(i == 0 ? b.x : i == 1 ? b.y : i == 2 ? b.z : b.w, i < 2 ? s1.x : s1.y, high[j]);
+/* The stages of one tile. Rows beyond the matrix repeat its last scales. */
+template <bool L1, bool MX, class SHAPE>
+MM_DEVICE void tile_produce(const mm_cuda_gemm_args &p, const mm_cuda_token_maps &maps, const tile_work &work,
+                            tile_work *announced, uint32_t shared, uint32_t full, uint32_t empty, uint32_t &done) {
+    constexpr int GROUPS = SHAPE::groups;
+    const int thread = threadIdx.x % TILE_PRODUCERS, stages = tile_stages<SHAPE>(p);
+    const int low_row = work.block * (L1 ? TILE_HALF : TILE_ROWS), high_row = L1 ? low_row : low_row + TILE_HALF;
+    const bool aligned = p.scale_row_bytes % ((MX ? 4 : 8) * GROUPS) == 0;
+    const mm_cuda_expert *e = p.experts + work.expert;
+    const uint8_t *low_scales =
+        (L1 ? e->gate.scales : e->down.scales) + (size_t)min(low_row + thread, (int)p.n - 1) * p.scale_row_bytes;
+    const uint8_t *high_scales =
+        (L1 ? e->up.scales : e->down.scales) + (size_t)min(high_row + thread, (int)p.n - 1) * p.scale_row_bytes;
+#pragma unroll 1
+    for (int stage = 0; stage < stages; stage++, done++) {
+        const uint32_t slot = done % SHAPE::stages, bar = full + slot * 8;
+        const uint32_t tokens = shared + slot * SHAPE::stage_bytes, codes = tokens + SHAPE::token_bytes;
+        const uint32_t scales = codes + SHAPE::code_bytes + thread * SHAPE::scale_pitch;
+        ptx::mbarrier_wait_parity(empty + slot * 8, (done / SHAPE::stages & 1) ^ 1);
+        if (thread == 0) {
+            const CUtensorMap *map = p.maps + (size_t)work.expert * 3;
+            if (stage == 0) *announced = work;
+            ptx::mbarrier_arrive_expect_tx(bar, SHAPE::code_bytes + GROUPS * SHAPE::width(work.count) * 256);
+            ptx::cp_async_bulk_tensor_2d_no_hint(codes, L1 ? map : map + 2, stage * GROUPS * 64, low_row, bar);
+            ptx::cp_async_bulk_tensor_2d_no_hint(codes + SHAPE::code_bytes / 2, L1 ? map + 1 : map + 2,
+                                                 stage * GROUPS * 64, high_row, bar);
+            mm_tensor_copy_3d(tokens, &maps.width[SHAPE::narrower(work.count)], 0, work.row, stage * GROUPS * 2, bar);
+        }
+        tile_copy_scales<MX, SHAPE>(p, aligned, low_scales, stage, scales);
+        tile_copy_scales<MX, SHAPE>(p, aligned, high_scales, stage, scales + TILE_HALF * SHAPE::scale_pitch);
+        if (aligned)
+            mm_cp_async_arrive(bar);
+        else
+            ptx::mbarrier_arrive(bar);
     }
+}
+
+/* ---- consumers ------------------------------------------------------------------------------------------ */
+
+/* One batch: a word of each of a lane's two rows, times 32 values of every token. */
+template <int N>
+MM_DEVICE void tile_batch(float *sum, const uint2 (&w)[2], const uint32_t (&scale)[2], int word, uint32_t tokens) {
+    float(&sums)[N / 2] = *(float(*)[N / 2]) sum;
+    uint32_t low[4], high[4];
+    mm_codes_convert(word ? w[0].y : w[0].x, scale[0], low);
+    mm_codes_convert(word ? w[1].y : w[1].x, scale[1], high);
     mm_wgmma_fence();
-#pragma unroll
-    for (int j = 0; j < WORDS; j++) {
-        const uint32_t at = tokens + (((first + j) >> 1) * (N * 128) + ((first + j) & 1) * 64) / 16;
-        mm_wgmma<N>::m64k16(sum, low[j][0], high[j][0], low[j][1], high[j][1], mm_wgmma_descriptor(at));
-        mm_wgmma<N>::m64k16(sum, low[j][2], high[j][2], low[j][3], high[j][3], mm_wgmma_descriptor(at + 2));
-    }
+    const uint32_t at = tokens + word * 4;
+    mm_wgmma<N>::m64k16(sums, low[0], high[0], low[1], high[1], mm_wgmma_descriptor(at));
+    mm_wgmma<N>::m64k16(sums, low[2], high[2], low[3], high[3], mm_wgmma_descriptor(at + 2));
     mm_wgmma_commit();
     mm_wgmma_wait<1>();
 }
 
-template <bool L1, int N>
-MM_DEVICE void tile_store(const mm_cuda_gemm_args &p, const tile_work &work, const float (&sum)[TILE_SUBTILES][N / 2],
-                          int lane_row, int g, int t) {
+/* All of K. A step is half a 128-group: two words and one scale per lane and row, one column of swizzled token rows. */
+template <bool MX, int N, class SHAPE>
+MM_DEVICE void tile_multiply(const mm_cuda_gemm_args &p, float (&sum)[SHAPE::subtiles][SHAPE::n_max / 2], int lane_row,
+                             int t, uint32_t shared, uint32_t full, uint32_t empty, uint32_t &done) {
+    const int stages = tile_stages<SHAPE>(p);
+    const bool elected = threadIdx.x % 128 == 0;
+    uint32_t before = 0;
+    for (int stage = 0; stage < stages; stage++, done++) {
+        const uint32_t slot = done % SHAPE::stages, base = shared + slot * SHAPE::stage_bytes;
+        ptx::mbarrier_wait_parity(full + slot * 8, done / SHAPE::stages & 1);
+#pragma unroll 1
+        for (int step = 0; step < 2 * SHAPE::groups; step++) {
+            const int group = step >> 1, half = step & 1;
+            const uint32_t tokens = mm_wgmma_descriptor_low(base + step * (N * 128));
+            const uint32_t codes =
+                base + SHAPE::token_bytes + lane_row * (64 * SHAPE::groups) + group * 64 + t * 16 + half * 8;
+            const uint32_t scales = base + SHAPE::token_bytes + SHAPE::code_bytes + lane_row * SHAPE::scale_pitch +
+                                    (MX ? group * 4 + t : group * 8 + t * 2 + half);
+            uint2 w[SHAPE::subtiles][2];
+            uint32_t s[SHAPE::subtiles][2];
+#pragma unroll
+            for (int m = 0; m < SHAPE::subtiles; m++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const int row = h * TILE_HALF + m * 32;
+                    w[m][h] = ptx::ld_shared_v2_u32(codes + row * (64 * SHAPE::groups));
+                    s[m][h] = mm_block_scale<MX>(ptx::ld_shared_u8(scales + row * SHAPE::scale_pitch));
+                }
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+#pragma unroll
+                for (int m = 0; m < SHAPE::subtiles; m++) {
+                    tile_batch<N>(sum[m], w[m], s[m], i, tokens);
+                    /* The wait inside the batch proved that the stage before is no longer read. */
+                    if (step == 0 && i == 0 && m == 0 && stage > 0 && elected) ptx::mbarrier_arrive(empty + before * 8);
+                }
+        }
+        before = slot;
+    }
+    mm_wgmma_wait<0>();
+    if (elected) ptx::mbarrier_arrive(empty + before * 8);
+}
+
+/* One piece of code for all widths: what is unrolled over every accumulator fills the instruction cache. */
+template <bool L1, class SHAPE>
+MM_DEVICE void tile_store(const mm_cuda_gemm_args &p, const tile_work &work,
+                          const float (&sum)[SHAPE::subtiles][SHAPE::n_max / 2], int lane_row, int g, int t) {
     const mm_cuda_expert *e = p.experts + work.expert;
     const int feature = work.block * (L1 ? TILE_HALF : TILE_ROWS) + lane_row; /* of sub-tile 0 */
-    mm_l1_feature f1[TILE_SUBTILES];
-    mm_l2_feature f2[TILE_SUBTILES];
+    mm_l1_feature f1[SHAPE::subtiles];
+    mm_l2_feature f2[SHAPE::subtiles];
 #pragma unroll
-    for (int m = 0; m < TILE_SUBTILES; m++) {
+    for (int m = 0; m < SHAPE::subtiles; m++) {
         if (L1)
             f1[m] = mm_l1_feature_read(p, e, feature + m * 32);
         else
             f2[m] = mm_l2_feature_read(p, e, feature + m * 32, TILE_HALF);
     }
 #pragma unroll
-    for (int j = 0; j < N / 8; j++) {
+    for (int j = 0; j < SHAPE::n_max / 8; j++) {
+        if (8 * j >= work.count) break;
         const int row = work.row + 8 * j + 2 * t, left = work.count - 8 * j - 2 * t;
         mm_row_terms r;
         if (L1) r = mm_row_terms_read(p, row, left);
 #pragma unroll
-        for (int m = 0; m < TILE_SUBTILES; m++) {
+        for (int m = 0; m < SHAPE::subtiles; m++) {
             const float s0 = sum[m][4 * j], s1 = sum[m][4 * j + 1], s2 = sum[m][4 * j + 2], s3 = sum[m][4 * j + 3];
             if (L1)
                 mm_l1_store<false>(p, f1[m], r, MM_CODE_FACTOR, feature - g + m * 32, s0, s1, s2, s3, row, left, g);
@@ -138,136 +216,71 @@ MM_DEVICE void tile_store(const mm_cuda_gemm_args &p, const tile_work &work, con
     }
 }
 
-template <bool L1, bool MX, int N, class SHAPE>
-MM_DEVICE void tile_consume(const mm_cuda_gemm_args &p, int index, uint32_t shared, uint32_t full, uint32_t empty,
-                            uint32_t &done) {
-    constexpr int GROUPS = SHAPE::groups, WORDS = N <= SHAPE::long_batch ? 2 : 1;
-    const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane >> 2,
-              t = lane & 3;
-    const int lane_row = group * (32 * TILE_SUBTILES) + warp * 8 + g;
-    const int stages = ((int)p.k + 128 * GROUPS - 1) / (128 * GROUPS);
-    const bool elected = threadIdx.x % 128 == 0;
-    float sum[TILE_SUBTILES][N / 2];
+/* One tile. Sums of every width are the same registers. */
+template <bool L1, bool MX, int CONSUMERS, int GROUPS, int STAGES, int... WIDTHS>
+MM_DEVICE void tile_consume(const mm_cuda_gemm_args &p, const tile_work *announced, int count, uint32_t shared,
+                            uint32_t full, uint32_t empty, uint32_t &done,
+                            tile_shape<CONSUMERS, GROUPS, STAGES, WIDTHS...> shape) {
+    using SHAPE = decltype(shape);
+    const int thread = (int)ptx::tid_x(), lane = thread % 32, g = lane >> 2, t = lane & 3, n = SHAPE::width(count);
+    const int lane_row = thread / 128 * (32 * SHAPE::subtiles) + thread / 32 % 4 * 8 + g;
+    float sum[SHAPE::subtiles][SHAPE::n_max / 2];
 #pragma unroll
-    for (int m = 0; m < TILE_SUBTILES; m++)
+    for (int m = 0; m < SHAPE::subtiles; m++)
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) sum[m][i] = 0.0f;
-    tile_scales<L1, MX, GROUPS> scales;
-    {
-        const tile_work work = tile_find<L1>(p, index);
-        scales.begin(p, p.experts + work.expert, work.block, lane_row);
-    }
-    scales.fetch(p, 0, t);
-    uint32_t before = 0;
-    for (int stage = 0; stage < stages; stage++, done++) {
-        const uint32_t slot = done % SHAPE::stages, base = shared + slot * SHAPE::stage_bytes;
-        uint32_t bytes[TILE_SUBTILES][2][GROUPS];
-#pragma unroll
-        for (int i = 0; i < TILE_SUBTILES * 2 * GROUPS; i++)
-            bytes[i / (2 * GROUPS)][i / GROUPS % 2][i % GROUPS] =
-                scales.next[i / (2 * GROUPS)][i / GROUPS % 2][i % GROUPS];
-        if (stage + 1 < stages) scales.fetch(p, stage + 1, t);
-        ptx::mbarrier_wait_parity(full + slot * 8, done / SHAPE::stages & 1);
-#pragma unroll
-        for (int q = 0; q < GROUPS; q++) {
-            const uint32_t codes = base + SHAPE::token_bytes + q * 64 + t * 16;
-            const uint32_t tokens = mm_wgmma_descriptor_low(base + q * (N * 256));
-            uint4 w[TILE_SUBTILES][2];
-            uint2 s[TILE_SUBTILES][2];
-#pragma unroll
-            for (int m = 0; m < TILE_SUBTILES; m++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    w[m][h] = ptx::ld_shared_v4_u32(codes + (h * TILE_HALF + lane_row + m * 32) * (64 * GROUPS));
-                    s[m][h] = mm_group_scales<MX>(bytes[m][h][q]);
-                }
-#pragma unroll
-            for (int i = 0; i < 4; i += WORDS)
-#pragma unroll
-                for (int m = 0; m < TILE_SUBTILES; m++) {
-                    tile_batch<N, WORDS>(sum[m], w[m][0], w[m][1], s[m][0], s[m][1], i, tokens);
-                    /* The wait inside the batch proved that the stage before is no longer read. */
-                    if (q == 0 && i == 0 && m == 0 && stage > 0 && elected) ptx::mbarrier_arrive(empty + before * 8);
-                }
-        }
-        before = slot;
-    }
-    mm_wgmma_wait<0>();
-    if (elected) ptx::mbarrier_arrive(empty + before * 8);
-    tile_store<L1, N>(p, tile_find<L1>(p, index), sum, lane_row, g,
-                      t); /* found again: registers are short in the loop */
+        for (int i = 0; i < SHAPE::n_max / 2; i++) sum[m][i] = 0.0f;
+    ((n == WIDTHS ? tile_multiply<MX, WIDTHS, SHAPE>(p, sum, lane_row, t, shared, full, empty, done) : (void)0), ...);
+    tile_store<L1, SHAPE>(p, *announced, sum, lane_row, g, t);
 }
 
-/* One thread: the stages of one tile. N is the instance's width that the consumers will use. */
-template <bool L1, class SHAPE>
-MM_DEVICE void tile_produce(const mm_cuda_gemm_args &p, const CUtensorMap *rows64, const CUtensorMap *rows8,
-                            const tile_work &work, int n, uint32_t shared, uint32_t full, uint32_t empty,
-                            uint32_t &done) {
-    constexpr int GROUPS = SHAPE::groups;
-    const CUtensorMap *map = p.maps + (size_t)work.expert * 3;
-    const CUtensorMap *low = L1 ? map : map + 2, *high = L1 ? map + 1 : map + 2;
-    const int low_row = work.block * (L1 ? TILE_HALF : TILE_ROWS), high_row = L1 ? low_row : low_row + TILE_HALF;
-    const int stages = ((int)p.k + 128 * GROUPS - 1) / (128 * GROUPS);
-    for (int stage = 0; stage < stages; stage++, done++) {
-        const uint32_t slot = done % SHAPE::stages, base = shared + slot * SHAPE::stage_bytes, bar = full + slot * 8;
-        ptx::mbarrier_wait_parity(empty + slot * 8, (done / SHAPE::stages & 1) ^ 1);
-        ptx::mbarrier_arrive_expect_tx(bar, SHAPE::code_bytes + GROUPS * n * 256);
-        ptx::cp_async_bulk_tensor_2d_no_hint(base + SHAPE::token_bytes, low, stage * GROUPS * 64, low_row, bar);
-        ptx::cp_async_bulk_tensor_2d_no_hint(base + SHAPE::token_bytes + SHAPE::code_bytes / 2, high,
-                                             stage * GROUPS * 64, high_row, bar);
-        for (int half = 0; half < 2 * GROUPS; half++) {
-            const uint32_t at = base + half * n * 128;
-            const int x = (stage * GROUPS * 2 + half) * 64;
-            int r = 0;
-            for (; r + 64 <= n; r += 64)
-                ptx::cp_async_bulk_tensor_2d_no_hint(at + r * 128, rows64, x, work.row + r, bar);
-            for (; r < n; r += 8) ptx::cp_async_bulk_tensor_2d_no_hint(at + r * 128, rows8, x, work.row + r, bar);
-        }
-    }
-}
+/* ---- kernel --------------------------------------------------------------------------------------------- */
 
-template <bool L1, bool MX, class SHAPE, int... WIDTHS> struct tile_widths {
-    static __device__ __forceinline__ int choose(int count) {
-        int n = SHAPE::n_max;
-        ((n = WIDTHS >= count && WIDTHS < n ? WIDTHS : n), ...);
-        return n;
-    }
-    static __device__ __forceinline__ void consume(const mm_cuda_gemm_args &p, int index, int n, uint32_t shared,
-                                                   uint32_t full, uint32_t empty, uint32_t &done) {
-        ((n == WIDTHS ? tile_consume<L1, MX, WIDTHS, SHAPE>(p, index, shared, full, empty, done) : (void)0), ...);
-    }
-};
-
-template <bool L1, bool MX, class SHAPE, int... WIDTHS>
-MM_DEVICE void tile_kernel(const CUtensorMap *rows64, const CUtensorMap *rows8, const mm_cuda_gemm_args &p) {
-    using widths = tile_widths<L1, MX, SHAPE, WIDTHS...>;
+/*
+ * Tiles are announced in a ring: when the producer announces a tile, it may be as many stages, hence tiles, ahead of
+ * the tile that consumers have released and are still storing as there are stages.
+ */
+template <bool L1, bool MX, class SHAPE>
+MM_DEVICE void tile_kernel(const mm_cuda_token_maps &maps, const mm_cuda_gemm_args &p) {
+    constexpr int RING = SHAPE::stages + 1;
     MM_SHARED_DYNAMIC(char, dynamic, 1024);
     MM_SHARED(uint64_t, bars, [2 * SHAPE::stages]);
+    MM_SHARED(tile_work, announced, [RING]);
     const uint32_t shared = (ptx::cvta_to_shared(dynamic) + 1023u) & ~1023u;
     const uint32_t full = ptx::cvta_to_shared(bars), empty = ptx::cvta_to_shared(bars + SHAPE::stages);
     ptx::griddepcontrol_launch_dependents();
     if (threadIdx.x == 0) {
         for (int i = 0; i < SHAPE::stages; i++) {
-            ptx::mbarrier_init(full + i * 8, 1);
-            ptx::mbarrier_init(empty + i * 8, TILE_CONSUMERS);
+            ptx::mbarrier_init(full + i * 8, TILE_PRODUCERS + 1); /* scales of a thread's rows; tensor copies */
+            ptx::mbarrier_init(empty + i * 8, SHAPE::consumers);
         }
         ptx::fence_mbarrier_init_release_cluster();
     }
     __syncthreads();
     ptx::griddepcontrol_wait();
-    const int tiles = p.plan->count[p.list] * tile_blocks<L1>(p);
-    uint32_t done = 0;
-    if (threadIdx.x >= TILE_CONSUMERS * 128) {
-        ptx::setmaxnreg_dec<TILE_PRODUCER_REGISTERS>();
-        if (threadIdx.x == TILE_CONSUMERS * 128)
-            for (int i = blockIdx.x; i < tiles; i += gridDim.x) {
-                const tile_work work = tile_find<L1>(p, i);
-                tile_produce<L1, SHAPE>(p, rows64, rows8, work, widths::choose(work.count), shared, full, empty, done);
-            }
+    uint32_t done = 0; /* stages */
+    int tile = 0;
+    if (threadIdx.x >= SHAPE::consumers * 128) {
+        ptx::setmaxnreg_dec<SHAPE::producer_registers>();
+        const int blocks = tile_blocks<L1>(p), tiles = p.plan->count[p.list] * blocks;
+        for (int i = blockIdx.x; i < tiles; i += gridDim.x, tile++) {
+            const mm_cuda_entry e = p.entries[i / blocks];
+            const tile_work work = {e.expert, i % blocks, e.row, e.count};
+            tile_produce<L1, MX, SHAPE>(p, maps, work, announced + tile % RING, shared, full, empty, done);
+        }
+        const uint32_t slot = done % SHAPE::stages;
+        ptx::mbarrier_wait_parity(empty + slot * 8, (done / SHAPE::stages & 1) ^ 1);
+        if (threadIdx.x % TILE_PRODUCERS == 0) {
+            announced[tile % RING] = {0, 0, 0, 0};
+            ptx::mbarrier_arrive(full + slot * 8);
+        }
+        ptx::mbarrier_arrive(full + slot * 8);
     } else {
-        ptx::setmaxnreg_inc<TILE_CONSUMER_REGISTERS>();
-        for (int i = blockIdx.x; i < tiles; i += gridDim.x) {
-            widths::consume(p, i, widths::choose(tile_find<L1>(p, i).count), shared, full, empty, done);
+        ptx::setmaxnreg_inc<SHAPE::consumer_registers>();
+        for (;; tile++) {
+            const tile_work *work = announced + tile % RING;
+            ptx::mbarrier_wait_parity(full + done % SHAPE::stages * 8, done / SHAPE::stages & 1);
+            if (work->count == 0) break;
+            tile_consume<L1, MX>(p, work, work->count, shared, full, empty, done, SHAPE());
         }
     }
 }

@@ -45,7 +45,9 @@ MM_DEVICE uint64_t mm_wgmma_descriptor(uint32_t low) {
 #define MM_TEXT_48 MM_TEXT_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define MM_TEXT_56 MM_TEXT_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define MM_TEXT_64 MM_TEXT_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define MM_TEXT_68 MM_TEXT_64 ", %64, %65, %66, %67"
 #define MM_TEXT_72 MM_TEXT_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define MM_TEXT_76 MM_TEXT_72 ", %72, %73, %74, %75"
 #define MM_TEXT_80 MM_TEXT_72 ", %72, %73, %74, %75, %76, %77, %78, %79"
 #define MM_TEXT_88 MM_TEXT_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define MM_TEXT_96 MM_TEXT_88 ", %88, %89, %90, %91, %92, %93, %94, %95"
@@ -64,7 +66,9 @@ MM_DEVICE uint64_t mm_wgmma_descriptor(uint32_t low) {
 #define MM_REGISTERS_48 MM_REGISTERS_40, MM_QUAD(40), MM_QUAD(44)
 #define MM_REGISTERS_56 MM_REGISTERS_48, MM_QUAD(48), MM_QUAD(52)
 #define MM_REGISTERS_64 MM_REGISTERS_56, MM_QUAD(56), MM_QUAD(60)
+#define MM_REGISTERS_68 MM_REGISTERS_64, MM_QUAD(64)
 #define MM_REGISTERS_72 MM_REGISTERS_64, MM_QUAD(64), MM_QUAD(68)
+#define MM_REGISTERS_76 MM_REGISTERS_72, MM_QUAD(72)
 #define MM_REGISTERS_80 MM_REGISTERS_72, MM_QUAD(72), MM_QUAD(76)
 #define MM_REGISTERS_88 MM_REGISTERS_80, MM_QUAD(80), MM_QUAD(84)
 #define MM_REGISTERS_96 MM_REGISTERS_88, MM_QUAD(88), MM_QUAD(92)
@@ -87,16 +91,17 @@ template <int N> struct mm_wgmma;
                          : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));                                                \
         }                                                                                                              \
     };
-MM_WGMMA(8, 4, 5, 6, 7, 8)
-MM_WGMMA(16, 8, 9, 10, 11, 12)
 MM_WGMMA(24, 12, 13, 14, 15, 16)
 MM_WGMMA(32, 16, 17, 18, 19, 20)
 MM_WGMMA(40, 20, 21, 22, 23, 24)
 MM_WGMMA(48, 24, 25, 26, 27, 28)
 MM_WGMMA(64, 32, 33, 34, 35, 36)
+MM_WGMMA(80, 40, 41, 42, 43, 44)
+MM_WGMMA(96, 48, 49, 50, 51, 52)
+MM_WGMMA(112, 56, 57, 58, 59, 60)
 MM_WGMMA(128, 64, 65, 66, 67, 68)
-MM_WGMMA(144, 72, 73, 74, 75, 76)
-MM_WGMMA(160, 80, 81, 82, 83, 84)
+MM_WGMMA(136, 68, 69, 70, 71, 72)
+MM_WGMMA(152, 76, 77, 78, 79, 80)
 
 /* Both operands from shared memory, for the plain BF16 product that limits are measured with. */
 MM_DEVICE void mm_wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b) {

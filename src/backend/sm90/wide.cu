@@ -1,16 +1,13 @@
-/*
- * Entries of 65 to 160 tokens: the tensor cores bind. Accumulators of 2 x m64 x n160 leave room for nothing else, and
- * more than three widths make ptxas serialize the wgmma or spill.
- */
+/* WIDE: token tiles of up to 152 rows. Two consumer warpgroups have the registers for their sums; a stage is one
+ * 128-group. */
 #include "backend/sm90/tile.cuh"
 
-using shape = tile_shape<160, 1, 4, 0>;
+using shape = tile_shape<2, 1, 4, MM_CUDA_WIDE_WIDTHS>;
 
 #define TILE_KERNEL(name, l1, mx)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1)                                                      \
-        name(MM_GRID_CONSTANT(CUtensorMap, rows64), MM_GRID_CONSTANT(CUtensorMap, rows8),                              \
-             MM_GRID_CONSTANT(mm_cuda_gemm_args, args)) {                                                              \
-        tile_kernel<l1, mx, shape, 128, 144, 160>(&rows64, &rows8, args);                                              \
+    extern "C" __global__ void __launch_bounds__(shape::threads, 1)                                                    \
+        name(MM_GRID_CONSTANT(mm_cuda_token_maps, maps), MM_GRID_CONSTANT(mm_cuda_gemm_args, args)) {                  \
+        tile_kernel<l1, mx, shape>(maps, args);                                                                        \
     }
 
 TILE_KERNEL(mm_wide_l1_nvfp4, true, false)
