@@ -253,6 +253,7 @@ uint32_t mul_rn_bf16x2(uint32_t a, uint32_t b);
 uint32_t prmt_b32(uint32_t a, uint32_t b, uint32_t c);
 void mma_m16n8k16_f32_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1);
 float ex2_approx_ftz_f32(float a);
+float lg2_approx_ftz_f32(float a);
 float rcp_approx_ftz_f32(float a);
 inline float add_rn_f32(float a, float b) {
     return a + b;
