@@ -2,8 +2,10 @@
  * Times the GPU backends: the two expert GEMMs alone (L1 + activation + L2) and the whole layer, as CUDA graphs of
  * several routings, in the state the card is in after a pause (cool) and after 300 ms of unbroken work (loaded). One
  * rank of V4-Pro (48 of 384 experts, top 6) or V4-Flash; random weights, random routing, fixed seed. cuda_experts
- * [backend] [shape] [tokens,tokens,...] [bf16|nvfp4] CSV on stdout:
+ * [backend] [shape] [tokens,tokens,...] [bf16|nvfp4] [routed] CSV on stdout:
  * backend,shape,activations,tokens,rows,experts_hit,state,experts_us,experts_min,layer_us,gb_s,fraction,tflop_s
+ * routed: a router of random BF16 weights chooses, its choice is what the others are given too, and a last column
+ * routed_us is the whole layer with it.
  */
 #include <dlfcn.h>
 #include <time.h>
@@ -51,6 +53,38 @@ static void *to_gpu(const work *w, const void *host, size_t bytes) {
     return (void *)(uintptr_t)p;
 }
 
+static void count_local(const work *w, const int32_t *ids, uint32_t *rows, uint32_t *hit) {
+    uint8_t seen[4096] = {0};
+    *rows = *hit = 0;
+    for (size_t i = 0; i < (size_t)w->tokens * w->made->weights.shape.experts_per_token; i++) {
+        const int32_t local = ids[i] < 0 ? -1 : w->made->local_index[ids[i]];
+        *rows += local >= 0;
+        if (local >= 0 && !seen[local]) seen[local] = 1, ++*hit;
+    }
+}
+
+static void fill_hidden(work *w, uint16_t *hidden) {
+    for (size_t i = 0; i < (size_t)w->tokens * w->made->weights.shape.hidden; i++)
+        hidden[i] = mm_bf16_from_f32(made_uniform(&w->made->seed) * 2.0f - 1.0f);
+}
+
+/* The router's choice for these states, on the device and on the host. */
+static void route(work *w, const uint16_t *hidden, megamoe_batch *batch, int32_t *ids) {
+    const megamoe_shape *shape = &w->made->weights.shape;
+    const size_t pairs = (size_t)w->tokens * shape->experts_per_token;
+    const mm_driver *d = w->state->driver;
+    const megamoe_batch own = {
+        .struct_size = sizeof own, .token_count = w->tokens, .hidden = batch->hidden, .hidden_dtype = MEGAMOE_BF16};
+    check(
+        d->copy_to_device((CUdeviceptr)batch->hidden, hidden, (size_t)w->tokens * shape->hidden * 2, w->state->stream),
+        "copy");
+    if (mm_cuda_route(w->layer, &own, (int32_t *)(uintptr_t)batch->expert_ids,
+                      (float *)(uintptr_t)batch->expert_weights, w->state->stream) != MEGAMOE_OK)
+        die("route");
+    check(d->copy_to_host(ids, (CUdeviceptr)batch->expert_ids, pairs * 4, w->state->stream), "copy");
+    check(d->stream_wait(w->state->stream), "route");
+}
+
 /* Routings of at least one local pair each, with their own scratch, so that each keeps its plan and its staged rows. */
 static void prepare(work *w) {
     const megamoe_shape *shape = &w->made->weights.shape;
@@ -58,23 +92,14 @@ static void prepare(work *w) {
     int32_t *ids = malloc(pairs * 4);
     float *weights = malloc(pairs * 4);
     uint16_t *hidden = malloc((size_t)w->tokens * shape->hidden * 2);
-    for (size_t i = 0; i < (size_t)w->tokens * shape->hidden; i++)
-        hidden[i] = mm_bf16_from_f32(made_uniform(&w->made->seed) * 2.0f - 1.0f);
+    fill_hidden(w, hidden);
     w->rows = w->hit = 0;
     for (uint32_t r = 0; r < w->routings; r++) {
-        uint32_t rows = 0, hit = 0;
-        uint8_t seen[4096];
+        uint32_t rows, hit;
         do {
-            rows = hit = 0;
-            memset(seen, 0, sizeof seen);
             made_routing(w->made, w->tokens, 0.0f, ids, weights);
-            for (size_t i = 0; i < pairs; i++) {
-                int32_t local = w->made->local_index[ids[i]];
-                rows += local >= 0;
-                if (local >= 0 && !seen[local]) seen[local] = 1, hit++;
-            }
+            count_local(w, ids, &rows, &hit);
         } while (rows == 0);
-        w->rows += rows, w->hit += hit;
         w->batch[r] = (megamoe_batch){.struct_size = sizeof(megamoe_batch),
                                       .token_count = w->tokens,
                                       .hidden = to_gpu(w, hidden, (size_t)w->tokens * shape->hidden * 2),
@@ -88,6 +113,12 @@ static void prepare(work *w) {
             w->scratch[r] = (CUdeviceptr)(uintptr_t)to_gpu(w, NULL, w->state->scratch.bytes);
         check(w->state->driver->fill(w->scratch[r], 0, w->state->scratch.bytes, w->state->stream), "fill");
         w->state->scratch_blocks->base = w->scratch[r];
+        if (w->made->weights.router.weight) do {
+                fill_hidden(w, hidden);
+                route(w, hidden, &w->batch[r], ids);
+                count_local(w, ids, &rows, &hit);
+            } while (rows == 0);
+        w->rows += rows, w->hit += hit;
         if (mm_cuda_run_batch(w->layer, &w->batch[r], w->state->stream) != MEGAMOE_OK) die("run");
     }
     check(w->state->driver->stream_wait(w->state->stream), "run");
@@ -105,15 +136,19 @@ static void release(work *w) {
     w->state->scratch_blocks->base = w->own_scratch;
 }
 
-static CUgraphExec capture(work *w, bool experts_only) {
+typedef enum extent { EXPERTS, LAYER, ROUTED_LAYER } extent;
+
+static CUgraphExec capture(work *w, extent extent_of) {
     CUgraph graph;
     CUgraphExec exec;
     check(begin_capture(w->state->stream, CU_STREAM_CAPTURE_MODE_GLOBAL), "capture");
     for (uint32_t r = 0; r < w->routings; r++) {
         w->state->scratch_blocks->base = w->scratch[r];
-        megamoe_status s = experts_only ? mm_cuda_run_experts(w->layer, w->tokens, w->batch[r].expert_weights,
-                                                              w->state->stream, r == 0)
-                                        : mm_cuda_run_batch(w->layer, &w->batch[r], w->state->stream);
+        megamoe_batch batch = w->batch[r];
+        if (extent_of == ROUTED_LAYER) batch.expert_ids = NULL, batch.expert_weights = NULL;
+        megamoe_status s = extent_of == EXPERTS ? mm_cuda_run_experts(w->layer, w->tokens, batch.expert_weights,
+                                                                      w->state->stream, r == 0)
+                                                : mm_cuda_run_batch(w->layer, &batch, w->state->stream);
         if (s != MEGAMOE_OK) die("capture");
     }
     w->state->scratch_blocks->base = w->own_scratch;
@@ -158,7 +193,7 @@ static void measure(work *w, CUgraphExec exec, double warm_ms, double *median, d
 typedef struct request {
     const mm_backend *backend;
     const char *shape;
-    bool nvfp4;
+    bool nvfp4, routed;
     made_form form;
     made_layer made;
     megamoe_limits limits;
@@ -167,11 +202,10 @@ typedef struct request {
 
 static void report(const request *q, const work *w, const char *state, double experts, double least, double layer) {
     const double weights = 3.0 * q->form.hidden * q->form.intermediate;
-    printf("%s,%s,%s,%u,%.1f,%.1f,%s,%.1f,%.1f,%.1f,%.0f,%.3f,%.1f\n", q->backend->name, q->shape,
+    printf("%s,%s,%s,%u,%.1f,%.1f,%s,%.1f,%.1f,%.1f,%.0f,%.3f,%.1f", q->backend->name, q->shape,
            q->nvfp4 ? "nvfp4" : "bf16", w->tokens, w->rows, w->hit, state, experts, least, layer,
            w->hit * weights * 0.5625 / experts * 1e-3, w->hit * weights * 0.5625 / experts * 1e-3 / q->limits.read_gb_s,
            w->rows * 2.0 * weights / experts * 1e-6);
-    fflush(stdout);
 }
 
 static double seconds_now(void) {
@@ -204,12 +238,17 @@ static void run_tokens(request *q, uint32_t tokens) {
     open_work(q, &w);
     prepare(&w);
     if (getenv("ONCE")) exit(0); /* under a profiler: every kernel has run */
-    CUgraphExec experts = capture(&w, true), whole = capture(&w, false);
+    CUgraphExec experts = capture(&w, EXPERTS), whole = capture(&w, LAYER),
+                routed = q->routed ? capture(&w, ROUTED_LAYER) : NULL;
     for (int loaded = 0; loaded < 2; loaded++) {
-        double e, e_min, l, l_min;
+        double e, e_min, l, l_min, with_router, with_router_min;
         measure(&w, experts, loaded ? 300 : 0, &e, &e_min);
         measure(&w, whole, loaded ? 300 : 0, &l, &l_min);
+        if (routed) measure(&w, routed, loaded ? 300 : 0, &with_router, &with_router_min);
         report(q, &w, loaded ? "loaded" : "cool", e, e_min, l);
+        if (routed) printf(",%.1f", with_router);
+        putchar('\n');
+        fflush(stdout);
     }
     release(&w);
     mm_cuda_leave(w.state);
@@ -235,6 +274,13 @@ static void fill_pool(made_layer *made) {
             (uint8_t)(i < made->pool_bytes / 2 ? made_random(&seed) >> 7 : 0x48 + made_random(&seed) % 0x37);
 }
 
+static void made_router(made_layer *made) {
+    const size_t count = (size_t)made->weights.shape.hidden * made->weights.shape.expert_count;
+    uint16_t *weight = malloc(count * sizeof *weight);
+    for (size_t i = 0; i < count; i++) weight[i] = mm_bf16_from_f32(made_normal(&made->seed) * 0.01f);
+    made->weights.router = (mm_router){.weight = weight, .weight_dtype = MEGAMOE_BF16};
+}
+
 int main(int argc, char **argv) {
     const bool flash = argc > 2 && !strcmp(argv[2], "v4-flash");
     char standard[] = "1,8,64,512,2048,8192", *list = argc > 3 ? argv[3] : standard;
@@ -242,6 +288,7 @@ int main(int argc, char **argv) {
                      argc > 1 && !strcmp(argv[1], "cuda-portable") ? &mm_backend_cuda_portable : &mm_backend_sm90,
                  .shape = flash ? "v4-flash" : "v4-pro",
                  .nvfp4 = argc > 4 && !strcmp(argv[4], "nvfp4"),
+                 .routed = argc > 5 && !strcmp(argv[5], "routed"),
                  .limits = {.struct_size = sizeof(megamoe_limits)}};
     q.form = (made_form){.hidden = flash ? 4096 : 7168, .intermediate = flash ? 2048 : 3072};
     q.form.expert_count = flash ? 256 : 384, q.form.loaded = flash ? 32 : 48, q.form.slots = 6;
@@ -255,6 +302,7 @@ int main(int argc, char **argv) {
     find_graphs();
     fill_pool(&q.made);
     made_layer_open(&q.made, &q.form, 99);
+    if (q.routed) made_router(&q.made);
     for (char *at = strtok(list, ","); at; at = strtok(NULL, ",")) run_tokens(&q, (uint32_t)atoi(at));
     return 0;
 }

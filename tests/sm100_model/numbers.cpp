@@ -108,6 +108,9 @@ static float flush(float value) {
 float ex2_approx_ftz_f32(float a) {
     return flush(exp2f(flush(a)));
 }
+float lg2_approx_ftz_f32(float a) {
+    return flush(log2f(flush(a)));
+}
 float rcp_approx_ftz_f32(float a) {
     return flush(1.0f / flush(a));
 }

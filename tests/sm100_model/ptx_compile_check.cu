@@ -128,7 +128,7 @@ SM100_DEVICE void check_copies(uint32_t a, void *g, const struct sm100_tensor_ma
 SM100_DEVICE void check_arithmetic(void *g) {
     float x = ptx::ld_global_f32(g);
     x = ptx::add_rn_f32(x, ptx::mul_rn_f32(x, ptx::fma_rn_f32(x, x, ptx::div_rn_f32(x, 3.0f))));
-    x = ptx::ex2_approx_ftz_f32(ptx::rcp_approx_ftz_f32(x));
+    x = ptx::ex2_approx_ftz_f32(ptx::lg2_approx_ftz_f32(ptx::rcp_approx_ftz_f32(x)));
     x = ptx::min_NaN_f32(x, ptx::max_NaN_f32(x, 1.0f));
     const uint32_t w = ptx::prmt_b32(ptx::mul_rn_bf16x2(ptx::mov_b32_f32(x), 0x3F803F80u), 0, 0x4140) +
                        ptx::mov_b32_low_twice(ptx::mov_b32_f32(x)) + ptx::mov_b32_high_twice(ptx::mov_b32_f32(x));

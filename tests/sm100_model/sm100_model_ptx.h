@@ -260,6 +260,7 @@ inline uint32_t mov_b32_high_twice(uint32_t a) {
 }
 void mma_m16n8k16_f32_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1);
 float ex2_approx_ftz_f32(float a);
+float lg2_approx_ftz_f32(float a);
 float rcp_approx_ftz_f32(float a);
 inline float add_rn_f32(float a, float b) {
     return a + b;

@@ -11,12 +11,14 @@
 #include <cuda.h>
 
 enum {
-    MM_CUDA_GROUP = 128,      /* K is permuted within groups of this many values; staged rows are padded to it */
-    MM_CUDA_DECODE_ROWS = 16, /* experts with at most this many rows go to the decode kernels */
-    MM_CUDA_DECODE_LIGHT = 8, /* and those with at most this many need one 8-wide MMA per weight fragment, not two */
-    MM_CUDA_MID_ROWS = 64,    /* widest token tile of the mid-range tile kernels */
-    MM_CUDA_WIDE_ROWS = 152,  /* and of the wide ones: 2 x m64 x n152 accumulators fill a warpgroup's registers */
-    MM_CUDA_PLANES = 3,       /* BF16 terms that add up to an fp32 router weight exactly */
+    MM_CUDA_GROUP = 128,        /* K is permuted within groups of this many values; staged rows are padded to it */
+    MM_CUDA_DECODE_ROWS = 16,   /* experts with at most this many rows go to the decode kernels */
+    MM_CUDA_DECODE_LIGHT = 8,   /* and those with at most this many need one 8-wide MMA per weight fragment, not two */
+    MM_CUDA_MID_ROWS = 64,      /* widest token tile of the mid-range tile kernels */
+    MM_CUDA_WIDE_ROWS = 152,    /* and of the wide ones: 2 x m64 x n152 accumulators fill a warpgroup's registers */
+    MM_CUDA_ROUTE_PARTS = 8,    /* parts of K, whose sums are added to a logit, */
+    MM_CUDA_ROUTE_ROWS = 16384, /* and parts times tokens: there are parts where there are few tokens */
+    MM_CUDA_PLANES = 3,         /* BF16 terms that add up to an fp32 router weight exactly */
 };
 
 /*
@@ -174,8 +176,10 @@ typedef struct mm_cuda_route_args {
     uint32_t vocabulary;
     uint32_t slots_per_token, score, group_count, groups_per_token, normalize;
     float scale;
-    uint32_t split_count; /* K slices of the logits, added in order */
-    float *logits;        /* [split_count, T, E] */
+    uint32_t split_count; /* slices of K that mm_route_logits adds in order */
+    uint32_t part_count;  /* sums over parts of K that are added to a logit, in order */
+    uint32_t token_warps; /* of mm_route_choose: 1, 2, 4 or 8 */
+    float *logits;        /* [part_count, T, E] */
     int32_t *expert_ids;
     float *weights;
     mm_cuda_counters *counters;

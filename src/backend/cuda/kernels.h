@@ -13,7 +13,11 @@
     X(PLAN_GROUPS, plan, mm_plan_groups)                                                                               \
     X(STAGE, stage, mm_stage)                                                                                          \
     X(DEQUANTIZE, stage, mm_dequantize)                                                                                \
+    X(ROUTE_LOGITS_FEW, route, mm_route_logits_few)                                                                    \
     X(ROUTE_LOGITS, route, mm_route_logits)                                                                            \
+    X(ROUTE_LOGITS_F32_FEW, route, mm_route_logits_f32_few)                                                            \
+    X(ROUTE_LOGITS_F32, route, mm_route_logits_f32)                                                                    \
+    X(ROUTE_TILE, route, mm_route_tile)                                                                                \
     X(ROUTE_CHOOSE, route, mm_route_choose)                                                                            \
     X(COMBINE, combine, mm_combine)                                                                                    \
     X(SCALE_LARGEST, measure, mm_scale_largest)                                                                        \
@@ -73,6 +77,9 @@
     X(DENSE_L1_BF16_LOW, sm90_dense, mm_dense_l1_bf16_low)                                                             \
     X(DENSE_L2_BF16_LOW, sm90_dense, mm_dense_l2_bf16_low)                                                             \
     X(DENSE_WIDEN, sm90_dense, mm_dense_widen)                                                                         \
+    X(ROUTE_WIDE_128, sm90_route, mm_route_wide_128)                                                                   \
+    X(ROUTE_WIDE_192, sm90_route, mm_route_wide_192)                                                                   \
+    X(ROUTE_WIDE_256, sm90_route, mm_route_wide_256)                                                                   \
     X(GEMM_BF16, sm90_measure, mm_gemm_bf16)
 
 typedef enum mm_kernel {

@@ -298,7 +298,11 @@ static void scratch_lay(const mm_backend_layer *layer, arena *a, mm_scratch *s) 
     s->token_ids = take(a, tokens, 4), s->given_ids = take(a, pairs, 4), s->given_weights = take(a, pairs, 4);
     s->expert_ids = take(a, pairs, 4), s->weights = take(a, pairs, 4);
     s->row_pair = take(a, pairs, 4), s->pair_row = take(a, pairs, 4), s->offsets = take(a, e + 1, 4);
-    s->logits = take(a, (tokens + 512) * shape->expert_count, 4);
+    s->logits = take(a,
+                     (tokens + (tokens * MM_CUDA_ROUTE_PARTS < MM_CUDA_ROUTE_ROWS ? tokens * MM_CUDA_ROUTE_PARTS
+                                                                                  : MM_CUDA_ROUTE_ROWS)) *
+                         shape->expert_count,
+                     4);
     s->block_counts = take(a, e * 64, 4), s->plan = take(a, 1, sizeof *s->plan);
     for (int i = 0; i < MM_CUDA_LIST_COUNT; i++) s->entries[i] = take(a, e + pairs / 8 + 1, sizeof(mm_cuda_entry));
     s->row_global = take(a, rows, 4);

@@ -825,6 +825,11 @@ PTX_FN float ex2_approx_ftz_f32(float a) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a));
     return d;
 }
+PTX_FN float lg2_approx_ftz_f32(float a) {
+    float d;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a));
+    return d;
+}
 PTX_FN float rcp_approx_ftz_f32(float a) {
     float d;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a));

@@ -32,9 +32,16 @@ enum {
     WIDE_SHARED = 4 * (MM_CUDA_WIDE_ROWS * 256 + 256 * (64 + 8)) + 1024,
     TILE_SHARED = 2 * (128 + 64) * 256,
     STAGE_THREADS = 256,
-    ROUTE_TOKENS = 32,
+    ROUTE_FEW_TOKENS = 8,      /* one MMA tile of tokens, and 16 experts per block; then 32 and 32 */
+    ROUTE_DIRECT_TOKENS = 128, /* beyond it tiles, if they can */
     ROUTE_THREADS = 256,
-    CHOOSE_WARPS = 4,
+    ROUTE_TILE_THREADS = 288,
+    ROUTE_TILE_TOKENS = 128, /* of tiles on mma.sync and on wgmma */
+    ROUTE_TILE_K = 64,
+    ROUTE_TILE_SHARED = 3 * 2 * 128 * 128 + 1024,
+    ROUTE_TILES = 128, /* as many tiles as K is cut into parts for, whatever the GPU: a part is a rounding */
+    CHOOSE_WARPS = 8,
+    CHOOSE_SHARED = 65536,
 };
 
 /* One run's decisions. */
@@ -69,9 +76,77 @@ static void run_begin(run *r, mm_backend_layer *layer, uint32_t token_count, CUs
 
 /* ---- router --------------------------------------------------------------------------------------------- */
 
-/* Few tokens: K is split over blocks too, so that every multiprocessor reads a part of the gate's weights. */
-static uint32_t route_splits(const run *r) {
-    return r->state->batch_invariant || r->token_count > 64 ? 1 : 5;
+static uint32_t tiles_of(uint32_t size, uint32_t tile) {
+    return (size + tile - 1) / tile;
+}
+
+static bool aligned16(const void *p) {
+    return (uintptr_t)p % 16 == 0;
+}
+
+/* Few tokens or fp32: operands go straight to registers. Few tokens: a block for each slice of K. */
+static megamoe_status route_direct(run *r, mm_cuda_route_args *args) {
+    const bool few = r->token_count <= ROUTE_FEW_TOKENS;
+    const uint32_t size = few ? 1 : 2, tokens = few ? 8 : 32;
+    mm_launch how = {.grid = {tiles_of(args->expert_total, 16 * size), tiles_of(r->token_count, tokens)},
+                     .threads = ROUTE_THREADS,
+                     .shared_bytes = ROUTE_THREADS / 32 * size * tokens / 8 * 512};
+    void *arguments[] = {args};
+    if (how.grid[0] * how.grid[1] < ROUTE_TILES && r->token_count * args->split_count <= MM_CUDA_ROUTE_ROWS)
+        args->part_count = args->split_count;
+    how.grid[2] = args->part_count;
+    if (args->weight_f32 || args->hidden_f32)
+        return launch(r, few ? MM_ROUTE_LOGITS_F32_FEW : MM_ROUTE_LOGITS_F32, how, arguments);
+    return launch(r, few ? MM_ROUTE_LOGITS_FEW : MM_ROUTE_LOGITS, how, arguments);
+}
+
+/* The width of wgmma tiles that wastes least on E experts, and the kernel that has it. */
+static uint32_t route_width(uint32_t experts, mm_kernel *kernel) {
+    static const uint32_t widths[] = {256, 192, 128};
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < 3; i++)
+        if (tiles_of(experts, widths[i]) * widths[i] < tiles_of(experts, widths[best]) * widths[best]) best = i;
+    *kernel = best == 0 ? MM_ROUTE_WIDE_256 : best == 1 ? MM_ROUTE_WIDE_192 : MM_ROUTE_WIDE_128;
+    return widths[best];
+}
+
+/* Many tokens, BF16: tiles, and parts of K where there would be too few of them. */
+static megamoe_status route_tiles(run *r, mm_cuda_route_args *args) {
+    const mm_driver *driver = r->state->driver;
+    mm_kernel kernel = MM_ROUTE_TILE;
+    const uint32_t width = r->state->native ? route_width(args->expert_total, &kernel) : ROUTE_TILE_TOKENS;
+    const uint32_t experts = tiles_of(args->expert_total, width), tokens = tiles_of(r->token_count, ROUTE_TILE_TOKENS),
+                   steps = tiles_of(args->columns, ROUTE_TILE_K);
+    const uint32_t parts = smaller(smaller(ROUTE_TILES / (experts * tokens), steps / 4), MM_CUDA_ROUTE_PARTS);
+    CUtensorMap weights, hidden;
+    void *arguments[] = {&weights, &hidden, args};
+    mm_launch how = {.grid = {experts, tokens, 1}, .threads = ROUTE_TILE_THREADS, .shared_bytes = ROUTE_TILE_SHARED};
+    if (parts > 1) args->part_count = parts;
+    how.grid[2] = args->part_count;
+    if (r->state->native) {
+        how = (mm_launch){.grid = {smaller(experts * tokens * args->part_count, r->state->sm_count)},
+                          .threads = NATIVE_THREADS,
+                          .shared_bytes = 4 * (ROUTE_TILE_TOKENS + width) * ROUTE_TILE_K * 2 + 1024};
+    }
+    MM_TRY(mm_tokens_map(driver, args->weight, args->expert_total, args->columns, width, &weights));
+    MM_TRY(mm_tokens_map(driver, args->hidden, r->token_count, args->columns, ROUTE_TILE_TOKENS, &hidden));
+    return launch(r, kernel, how, arguments);
+}
+
+/* Warps of a token: as many as there is room for; a block where the tokens of one would not fit its memory. */
+static uint32_t choose_warps(uint32_t token_count, uint32_t token_bytes) {
+    if (CHOOSE_WARPS * token_bytes > CHOOSE_SHARED) return CHOOSE_WARPS;
+    return token_count <= 512 ? 8 : token_count <= 1024 ? 4 : token_count <= 4096 ? 2 : 1;
+}
+
+static megamoe_status route_choice(run *r, mm_cuda_route_args *args) {
+    const uint32_t token_bytes = 4 * (32 + 2 * args->expert_total + args->group_count);
+    void *arguments[] = {args};
+    args->token_warps = choose_warps(r->token_count, token_bytes);
+    const uint32_t tokens = CHOOSE_WARPS / args->token_warps;
+    mm_launch how = {
+        .grid = {tiles_of(r->token_count, tokens)}, .threads = CHOOSE_WARPS * 32, .shared_bytes = tokens * token_bytes};
+    return launch(r, MM_ROUTE_CHOOSE, how, arguments);
 }
 
 static megamoe_status run_router(run *r, const megamoe_batch *batch, int32_t *ids, float *weights) {
@@ -94,25 +169,21 @@ static megamoe_status run_router(run *r, const megamoe_batch *batch, int32_t *id
                                .groups_per_token = shape->groups_per_token,
                                .normalize = shape->normalize_weights,
                                .scale = shape->routed_scale,
-                               .split_count = route_splits(r),
+                               .split_count = smaller(tiles_of(shape->hidden, 1024), 8),
+                               .part_count = 1,
                                .logits = r->s.logits,
                                .expert_ids = ids,
                                .weights = weights,
                                .counters = r->layer->counters};
-    void *arguments[] = {&args};
-    mm_launch logits = {
-        .grid = {(shape->expert_count + 15) / 16, (r->token_count + ROUTE_TOKENS - 1) / ROUTE_TOKENS, args.split_count},
-        .threads = ROUTE_THREADS};
-    mm_launch choose = {.grid = {(r->token_count + CHOOSE_WARPS - 1) / CHOOSE_WARPS},
-                        .threads = CHOOSE_WARPS * 32,
-                        .shared_bytes = CHOOSE_WARPS * 8 * (shape->expert_count + args.group_count)};
     if (!router->weight)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT,
                        "the layer has no router: the batch needs expert_ids and expert_weights");
     if (shape->hash_routed && !batch->token_ids)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "a hash-routed layer needs token_ids");
-    MM_TRY(launch(r, MM_ROUTE_LOGITS, logits, arguments));
-    return launch(r, MM_ROUTE_CHOOSE, choose, arguments);
+    const bool tiles = r->token_count > ROUTE_DIRECT_TOKENS && !r->state->batch_invariant && !args.weight_f32 &&
+                       !args.hidden_f32 && shape->hidden % 8 == 0 && aligned16(args.weight) && aligned16(args.hidden);
+    MM_TRY(tiles ? route_tiles(r, &args) : route_direct(r, &args));
+    return route_choice(r, &args);
 }
 
 /* ---- plan and staging ----------------------------------------------------------------------------------- */

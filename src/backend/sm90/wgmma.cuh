@@ -110,13 +110,23 @@ MM_DEVICE void mm_wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b) {
                  : "l"(a), "l"(b));
 }
 
-/* The same by the number of accumulators: n256 and n64. */
+/* The same by the number of accumulators: n256, n192, n128 and n64. */
 MM_DEVICE void mm_wgmma_shared(float (&d)[128], uint64_t a, uint64_t b) {
     mm_wgmma_m64n256k16(d, a, b);
 }
 MM_DEVICE void mm_wgmma_shared(float (&d)[32], uint64_t a, uint64_t b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" MM_TEXT_32 "}, %32, %33, 1, 1, 1, 0, 0;"
                  : MM_REGISTERS_32
+                 : "l"(a), "l"(b));
+}
+MM_DEVICE void mm_wgmma_shared(float (&d)[96], uint64_t a, uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" MM_TEXT_96 "}, %96, %97, 1, 1, 1, 0, 0;"
+                 : MM_REGISTERS_96
+                 : "l"(a), "l"(b));
+}
+MM_DEVICE void mm_wgmma_shared(float (&d)[64], uint64_t a, uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" MM_TEXT_64 "}, %64, %65, 1, 1, 1, 0, 0;"
+                 : MM_REGISTERS_64
                  : "l"(a), "l"(b));
 }
 

@@ -45,6 +45,9 @@ RULES = (
     (r"mm_wide_", 384, ("wgmma", "tensor_copies", "barriers", "reallocations")),
     (r"mm_gemm_bf16", 384, ("wgmma", "tensor_copies", "barriers", "reallocations")),
     (r"mm_route_logits", 256, ("mma",)),
+    (r"mm_route_tile", 288, ("mma", "ldmatrix", "tensor_copies", "barriers")),
+    (r"mm_route_wide_", 384, ("wgmma", "tensor_copies", "barriers", "reallocations")),
+    (r"mm_route_choose", 256, ()),
     (r"mm_plan_", 1024, ()),
     (r"mm_(stage|dequantize|dense_widen|combine)", 256, ()),
 )
@@ -86,7 +89,7 @@ def broken_rules(rows):
     for (image, kernel), row in rows.items():
         if row["spilled_bytes"] or row["local_loads"]:
             yield f"{image} {kernel} spills: {row['spilled_bytes']} bytes, {row['local_loads']} loads of local memory"
-        if row["shared_bytes"] > SHARED_BYTES and kernel != "mm_route_logits":  # which takes no dynamic memory
+        if row["shared_bytes"] > SHARED_BYTES:
             yield f"{image} {kernel} has {row['shared_bytes']} bytes of static shared memory, more than {SHARED_BYTES}"
         for name, threads, needed in RULES:
             if not re.match(name, kernel):

@@ -386,7 +386,7 @@ static void sentences_name_what_failed(void **state) {
         uint32_t n;
         CUresult result;
         const char *words;
-    } rows[] = {{"launch", 1, CUDA_ERROR_LAUNCH_FAILED, "launching a kernel: mm_route_logits: "},
+    } rows[] = {{"launch", 1, CUDA_ERROR_LAUNCH_FAILED, "launching a kernel: mm_route_logits"},
                 {"memory_allocate", 1, CUDA_ERROR_OUT_OF_MEMORY, "MB of GPU memory: weights: "},
                 {"host_allocate", 2, CUDA_ERROR_OUT_OF_MEMORY, "33.6 MB of pinned host memory"},
                 {"copy_to_device", 1, CUDA_ERROR_LAUNCH_FAILED, "copying weights to the GPU: "}};
