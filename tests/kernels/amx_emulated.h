@@ -56,6 +56,17 @@ static void emulated_multiply(int c, int a, int b) {
         }
 }
 
+/* Products of FP16, which these machines lack as well; exact ones in amx.c. */
+static inline __m512i emulated_multiply_halves(__m512i a, __m512i b) {
+    __m512 low = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(a)), _mm512_cvtph_ps(_mm512_castsi512_si256(b)));
+    __m512 high = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(a, 1)),
+                                _mm512_cvtph_ps(_mm512_extracti64x4_epi64(b, 1)));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph(low, 0)), _mm512_cvtps_ph(high, 0), 1);
+}
+
+#define _mm512_castsi512_ph(v) (v)
+#define _mm512_castph_si512(v) (v)
+#define _mm512_mul_ph(a, b) emulated_multiply_halves(a, b)
 #undef _tile_loadconfig
 #undef _tile_release
 #undef _tile_zero

@@ -145,7 +145,7 @@ static void multiply(problem *p, const mm_kernels *kernels, uint32_t first, uint
     uint8_t *packed = NULL;
     unsigned packed_bytes = kernels->packs ? kernels->packs(m, deciding, p->nvfp4) : 0;
     if (packed_bytes > 0) {
-        size_t block = MM_PACK_ROWS * padded * packed_bytes;
+        size_t block = packed_block_bytes(m->columns, packed_bytes);
         packed = aligned_alloc(64, (count + MM_PACK_ROWS - 1) / MM_PACK_ROWS * block);
         for (uint32_t r = 0; r < count; r += MM_PACK_ROWS)
             kernels->pack(&(mm_gemm){.matrix = m,
@@ -157,21 +157,23 @@ static void multiply(problem *p, const mm_kernels *kernels, uint32_t first, uint
                                      .count = count},
                           m->columns, r, packed + r / MM_PACK_ROWS * block);
     }
-    for (uint32_t n = 0; n < m->rows; n += MM_ROWS_MAX)
-        kernels->gemm(&(mm_gemm){.matrix = m,
-                                 .table = m->format == MM_MXFP4 ? &e8m0 : &e4m3,
-                                 .row_first = n,
-                                 .row_count = m->rows - n < MM_ROWS_MAX ? m->rows - n : MM_ROWS_MAX,
-                                 .operands = operands,
-                                 .operand_pitch = pitch,
-                                 .operand_index = index,
-                                 .packed = packed,
-                                 .count = count,
-                                 .sums = got + n,
-                                 .sums_pitch = m->rows,
-                                 .panel = panel,
-                                 .deciding_rows = deciding,
-                                 .nvfp4 = p->nvfp4});
+    for (uint32_t r = 0; r < count; r += kernels->group_rows)
+        for (uint32_t n = 0; n < m->rows; n += MM_ROWS_MAX)
+            kernels->gemm(&(mm_gemm){
+                .matrix = m,
+                .table = m->format == MM_MXFP4 ? &e8m0 : &e4m3,
+                .row_first = n,
+                .row_count = m->rows - n < MM_ROWS_MAX ? m->rows - n : MM_ROWS_MAX,
+                .operands = operands,
+                .operand_pitch = pitch,
+                .operand_index = index + r,
+                .packed = packed ? packed + r / MM_PACK_ROWS * packed_block_bytes(m->columns, packed_bytes) : NULL,
+                .count = count - r < kernels->group_rows ? count - r : kernels->group_rows,
+                .sums = got + (size_t)r * m->rows + n,
+                .sums_pitch = m->rows,
+                .panel = panel,
+                .deciding_rows = deciding,
+                .nvfp4 = p->nvfp4});
     free(packed);
     free(operands);
     free(panel);
@@ -223,6 +225,29 @@ static void check_bounds(bool nvfp4) {
         }
 }
 
+/* From far below 1 to far above what FP16 holds, a row each. */
+static void operands_of_any_magnitude_multiply(void **unused) {
+    static const int exponents[] = {0, 14, 15, 16, 17, 40, 100, -60};
+    static const uint32_t deciding[] = {1, 4, 20};
+    (void)unused;
+    for (size_t f = 0; f < sizeof formats / sizeof *formats; f++) {
+        problem p;
+        problem_make(&p, formats[f].format, formats[f].scale, 37, 544, 20, 60 + f);
+        for (uint32_t r = 0; r < p.count; r++)
+            for (uint32_t k = 0; k < p.matrix.columns; k++)
+                p.values[(size_t)r * p.matrix.columns + k] *= ldexpf(1.0f, exponents[r % 8]);
+        solve(&p);
+        float *got = malloc((size_t)p.count * p.matrix.rows * sizeof *got);
+        for (uint32_t l = 0; l < level_count; l++)
+            for (size_t d = 0; d < sizeof deciding / sizeof *deciding; d++) {
+                multiply(&p, &levels[l], 0, p.count, deciding[d], got);
+                assert_within(&p, levels[l].isa, p.count, got);
+            }
+        free(got);
+        synthetic_free(&p.made);
+    }
+}
+
 static void gemm_is_within_its_bound(void **unused) {
     (void)unused;
     check_bounds(false);
@@ -237,7 +262,7 @@ static void nvfp4_gemm_is_within_its_bound(void **unused) {
  */
 static void bits_depend_only_on_the_deciding_rows(void **unused) {
     static const uint32_t counts[] = {1, 2, 3, 4, 5, 6, 7, 13, 16, 17, 31, 40};
-    static const uint32_t deciding[] = {1, 2, 5, 8, 9, 16, 17, 32, 33, UINT32_MAX}; /* the levels' bounds */
+    static const uint32_t deciding[] = {1, 2, 3, 6, 7, 8, 9, 16, 17, 32, 33, UINT32_MAX}; /* the levels' bounds */
     (void)unused;
     for (size_t f = 0; f < 2 * sizeof formats / sizeof *formats; f++) { /* twice: bf16 and nvfp4 operands */
         problem p;
@@ -579,6 +604,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_cap_keeps_the_best_form_of_its_level),
         cmocka_unit_test(gemm_is_within_its_bound),
+        cmocka_unit_test(operands_of_any_magnitude_multiply),
         cmocka_unit_test(nvfp4_gemm_is_within_its_bound),
         cmocka_unit_test(bits_depend_only_on_the_deciding_rows),
         cmocka_unit_test(all_scale_bytes_decode),

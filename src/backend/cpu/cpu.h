@@ -11,8 +11,6 @@
 
 /* A batch is worked on in chunks of this many tokens, which bounds the scratch memory of large batches. */
 #define MM_CHUNK_TOKENS 1024u
-/* Rows of one GEMM call; an expert with more of them dequantizes its weights again for the next block. */
-#define MM_BLOCK_ROWS 1024u
 
 /* The largest of every dimension over the layers of a device; scratch is sized from it. */
 typedef struct mm_cpu_extent {
@@ -26,7 +24,7 @@ typedef struct mm_cpu_tally {
     double routed_seconds, shared_seconds; /* in units of L1 and L2; counted where there is a shared expert */
 } mm_cpu_tally;
 
-/* One expert's share of a chunk: a loaded expert with rows, or the shared expert with all tokens. */
+/* Some rows of a chunk that go to one expert: a loaded one, or the shared expert. */
 typedef struct mm_cpu_group {
     const mm_expert *expert;
     const mm_swiglu *swiglu;
@@ -54,7 +52,7 @@ typedef struct mm_cpu_scratch {
     uint32_t *expert_rows;   /* [loaded] rows of each expert in the whole batch */
     uint32_t *row_token;     /* [R] token within the chunk */
     int32_t *pair_row;       /* [C, K], or -1 */
-    mm_cpu_group *groups;    /* [loaded + 1] */
+    mm_cpu_group *groups;    /* [loaded + 1 + R / group_rows] */
     uint8_t *h;              /* [R] operands */
     uint8_t *packed;         /* operands of L1, later of L2, in packed blocks; NULL if the level packs nothing */
     float *l2;               /* [R, H] */
@@ -69,7 +67,7 @@ typedef struct mm_cpu_thread {
     void *panel;             /* MM_PANEL_BYTES */
     float *values;           /* [max(H, I)] */
     uint8_t *codes, *scales; /* of `values` */
-    float *sums;             /* [MM_BLOCK_ROWS, 2, MM_ROWS_MAX] */
+    float *sums;             /* [group_rows, 2, MM_ROWS_MAX] */
 } mm_cpu_thread;
 
 struct mm_backend_state {

@@ -47,6 +47,11 @@ static inline size_t padded_columns(uint32_t columns) {
     return ((size_t)columns + MM_OPERAND_PAD - 1) / MM_OPERAND_PAD * MM_OPERAND_PAD;
 }
 
+/* Bytes of a packed block of operands, `per_value` as mm_kernels.packs says; its last 64 are the level's own. */
+static inline size_t packed_block_bytes(uint32_t columns, unsigned per_value) {
+    return per_value ? MM_PACK_ROWS * padded_columns(columns) * per_value + 64 : 0;
+}
+
 typedef struct mm_quantize_counts {
     uint64_t saturated_blocks, nonfinite_blocks;
 } mm_quantize_counts;
@@ -62,6 +67,9 @@ typedef struct mm_combine {
 typedef struct mm_kernels {
     const char *isa;
     bool operands_bf16; /* operands are BF16, else fp32 */
+    /* Operand rows of one GEMM call at most, a multiple of MM_PACK_ROWS; more of an expert dequantize its weights anew.
+     */
+    uint32_t group_rows;
 
     /* values[i] = hidden i as fp32; F32 input is rounded to BF16. count is a multiple of 16 everywhere. */
     void (*load)(const void *hidden, megamoe_dtype dtype, uint32_t count, float *values);

@@ -67,11 +67,12 @@ static bool runs_avx512_bf16(void) {
     return runs_avx512() && has(cpuid(7, 0).ecx, ecx, 1) && has(cpuid(7, 1).eax, sub1_eax, 1);
 }
 
-/* AMX tiles and AMX-BF16. Linux grants the tile data of a process on request only. */
+/* AMX tiles, AMX-BF16 and FP16, which every processor with AMX has. Linux grants the tile data of a process on request
+ * only. */
 static bool runs_amx(void) {
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
-    static const unsigned edx[] = {22, 24};
-    return runs_avx512_bf16() && saves(0x600E6) && has(cpuid(7, 0).edx, edx, 2) &&
+    static const unsigned edx[] = {22, 23, 24};
+    return runs_avx512_bf16() && saves(0x600E6) && has(cpuid(7, 0).edx, edx, 3) &&
            syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 

@@ -152,9 +152,9 @@ static uint32_t pack_blocks(uint32_t rows) {
 
 /* Room for the packed operands of L1 or of L2, whichever is larger. */
 static size_t packed_bytes(const mm_cpu_group *g) {
-    size_t x = padded_columns(g->expert->up.columns) * g->x_packed;
-    size_t h = padded_columns(g->expert->down.columns) * g->h_packed;
-    return pack_blocks(g->row_count) * (size_t)MM_PACK_ROWS * (x > h ? x : h);
+    size_t x = packed_block_bytes(g->expert->up.columns, g->x_packed);
+    size_t h = packed_block_bytes(g->expert->down.columns, g->h_packed);
+    return pack_blocks(g->row_count) * (x > h ? x : h);
 }
 
 /* Operands come from memory once and from a cache for every other block of matrix rows. */
@@ -187,6 +187,16 @@ static void add_group(chunk *c, mm_cpu_group group) {
     c->scratch->groups[c->group_count++] = group;
 }
 
+/* The rows of an expert in as few groups as the level allows, of about the same size: a group of few rows takes almost
+ * as long as one of many. */
+static void add_groups(chunk *c, uint32_t rows, mm_cpu_group group) {
+    uint32_t groups = (rows + c->kernels->group_rows - 1) / c->kernels->group_rows;
+    for (; rows > 0; rows -= group.row_count, group.row_first += group.row_count, groups--) {
+        group.row_count = groups > 1 ? pack_blocks((rows + groups - 1) / groups) * MM_PACK_ROWS : rows;
+        add_group(c, group);
+    }
+}
+
 static void plan_chunk(chunk *c) {
     mm_cpu_scratch *s = c->scratch;
     const mm_layer_weights *w = c->weights;
@@ -204,22 +214,21 @@ static void plan_chunk(chunk *c) {
     c->group_count = 0;
     c->pack_bytes = c->l1_bytes = c->l2_bytes = 0;
     for (uint32_t e = 0; e < w->expert_count; e++) {
-        uint32_t first = s->plan.offsets[e], count = s->plan.offsets[e + 1] - first;
-        if (count > 0)
-            add_group(c, (mm_cpu_group){.expert = &w->experts[e],
-                                        .swiglu = &w->swiglu,
-                                        .row_first = first,
-                                        .row_count = count,
-                                        .deciding_rows = s->expert_rows[e]});
+        uint32_t first = s->plan.offsets[e];
+        add_groups(c, s->plan.offsets[e + 1] - first,
+                   (mm_cpu_group){.expert = &w->experts[e],
+                                  .swiglu = &w->swiglu,
+                                  .row_first = first,
+                                  .deciding_rows = s->expert_rows[e]});
     }
     if (!w->shared) return;
     for (uint32_t t = 0; t < c->count; t++) s->row_token[pairs + t] = t;
-    add_group(c, (mm_cpu_group){.expert = w->shared,
-                                .swiglu = &w->shared_swiglu,
-                                .row_first = pairs,
-                                .row_count = c->count,
-                                .deciding_rows = c->batch->token_count,
-                                .shared = true});
+    add_groups(c, c->count,
+               (mm_cpu_group){.expert = w->shared,
+                              .swiglu = &w->shared_swiglu,
+                              .row_first = pairs,
+                              .deciding_rows = c->batch->token_count,
+                              .shared = true});
 }
 
 /* Rows of each expert in the whole batch, which may be longer than a chunk. */
@@ -262,8 +271,8 @@ static const mm_cpu_group *find_group(const chunk *c, uint32_t *unit, unit_list 
  * packed. */
 static uint8_t *packed_at(const chunk *c, const mm_cpu_group *g, uint32_t first, bool h) {
     uint32_t columns = h ? g->expert->down.columns : g->expert->up.columns;
-    size_t row_bytes = padded_columns(columns) * (h ? g->h_packed : g->x_packed);
-    return row_bytes ? c->scratch->packed + g->packed_offset + first * row_bytes : NULL;
+    size_t block_bytes = packed_block_bytes(columns, h ? g->h_packed : g->x_packed);
+    return block_bytes ? c->scratch->packed + g->packed_offset + first / MM_PACK_ROWS * block_bytes : NULL;
 }
 
 /* A block of operands of L1 (h: of L2) that its GEMM wants packed. */
@@ -343,9 +352,8 @@ static void activate_row(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *o
     if (out->h_globals && g->h_nvfp4) out->h_globals[pair] = g->h_global;
 }
 
-/* Rows n .. of gate and up against rows first .. of the group, gathered by token. */
-static void l1_block(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, uint32_t thread, uint32_t n,
-                     uint32_t first, uint32_t count) {
+/* Rows n .. of gate and up against the rows of the group, gathered by token. */
+static void l1_block(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, uint32_t thread, uint32_t n) {
     mm_cpu_scratch *s = c->scratch;
     const mm_expert *e = g->expert;
     bool gated = !g->swiglu->relu2;
@@ -355,9 +363,9 @@ static void l1_block(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, 
                     .row_count = e->up.rows - n < MM_ROWS_MAX ? e->up.rows - n : MM_ROWS_MAX,
                     .operands = g->x_nvfp4 ? s->x_nvfp4 : s->x,
                     .operand_pitch = s->x_pitch,
-                    .operand_index = s->row_token + first,
-                    .packed = packed_at(c, g, first - g->row_first, false),
-                    .count = count,
+                    .operand_index = s->row_token + g->row_first,
+                    .packed = packed_at(c, g, 0, false),
+                    .count = g->row_count,
                     .sums = own->sums + MM_ROWS_MAX,
                     .sums_pitch = 2 * (size_t)MM_ROWS_MAX,
                     .panel = own->panel,
@@ -370,9 +378,9 @@ static void l1_block(const chunk *c, const mm_cpu_group *g, mm_cpu_thread *own, 
         gemm.sums = own->sums;
         c->kernels->gemm(&gemm);
     }
-    for (uint32_t r = 0; r < count; r++) {
+    for (uint32_t r = 0; r < g->row_count; r++) {
         float *gate = own->sums + (size_t)r * 2 * MM_ROWS_MAX;
-        activate_row(c, g, own, thread, first + r, n, gemm.row_count, gated ? gate : NULL, gate + MM_ROWS_MAX);
+        activate_row(c, g, own, thread, g->row_first + r, n, gemm.row_count, gated ? gate : NULL, gate + MM_ROWS_MAX);
     }
 }
 
@@ -395,39 +403,35 @@ static void l1_unit(void *context, uint32_t unit, uint32_t thread) {
     double began = unit_begin(c);
     uint32_t rows = MM_ROWS_MAX * blocks_per_unit(&g->expert->up);
     for (uint32_t n = unit * rows; n < (unit + 1) * rows && n < g->expert->up.rows; n += MM_ROWS_MAX)
-        for (uint32_t r = 0; r < g->row_count; r += MM_BLOCK_ROWS) {
-            uint32_t left = g->row_count - r;
-            l1_block(c, g, &own, thread, n, g->row_first + r, left < MM_BLOCK_ROWS ? left : MM_BLOCK_ROWS);
-        }
+        l1_block(c, g, &own, thread, n);
     unit_finish(c, g, thread, began);
 }
 
-/* Rows n .. of down against rows first .. of the group, to physical values in scratch. */
-static void l2_block(const chunk *c, const mm_cpu_group *g, uint32_t thread, uint32_t n, uint32_t first,
-                     uint32_t count) {
+/* Rows n .. of down against the rows of the group, to physical values in scratch. */
+static void l2_block(const chunk *c, const mm_cpu_group *g, uint32_t thread, uint32_t n) {
     mm_cpu_scratch *s = c->scratch;
     const mm_matrix *m = &g->expert->down;
-    float *sums = s->l2 + (g->row_first + first) * s->l2_pitch + n;
+    float *sums = s->l2 + g->row_first * s->l2_pitch + n;
     uint32_t slots = c->weights->shape.experts_per_token;
     mm_gemm gemm = {.matrix = m,
                     .table = mm_cpu_table(c->state, m),
                     .row_first = n,
                     .row_count = m->rows - n < MM_ROWS_MAX ? m->rows - n : MM_ROWS_MAX,
-                    .operands = s->h + (g->row_first + first) * s->h_pitch,
+                    .operands = s->h + g->row_first * s->h_pitch,
                     .operand_pitch = s->h_pitch,
-                    .packed = packed_at(c, g, first, true),
-                    .count = count,
+                    .packed = packed_at(c, g, 0, true),
+                    .count = g->row_count,
                     .sums = sums,
                     .sums_pitch = s->l2_pitch,
                     .panel = mm_cpu_scratch_thread(c->state, thread).panel,
                     .deciding_rows = g->deciding_rows,
                     .nvfp4 = g->h_nvfp4};
     c->kernels->gemm(&gemm);
-    for (uint32_t r = 0; r < count; r++) {
+    for (uint32_t r = 0; r < g->row_count; r++) {
         float *row = sums + r * s->l2_pitch;
         finish_sums(m, n, gemm.row_count, g->h_global, row);
         if (g->shared || !c->stages->l2) continue;
-        size_t pair = (size_t)c->first * slots + s->plan.row_pair[g->row_first + first + r];
+        size_t pair = (size_t)c->first * slots + s->plan.row_pair[g->row_first + r];
         memcpy(c->stages->l2 + pair * m->rows + n, row, gemm.row_count * sizeof *row);
     }
 }
@@ -438,10 +442,7 @@ static void l2_unit(void *context, uint32_t unit, uint32_t thread) {
     double began = unit_begin(c);
     uint32_t rows = MM_ROWS_MAX * blocks_per_unit(&g->expert->down);
     for (uint32_t n = unit * rows; n < (unit + 1) * rows && n < g->expert->down.rows; n += MM_ROWS_MAX)
-        for (uint32_t r = 0; r < g->row_count; r += MM_BLOCK_ROWS) {
-            uint32_t left = g->row_count - r;
-            l2_block(c, g, thread, n, r, left < MM_BLOCK_ROWS ? left : MM_BLOCK_ROWS);
-        }
+        l2_block(c, g, thread, n);
     unit_finish(c, g, thread, began);
 }
 

@@ -115,6 +115,7 @@ static void combine(const mm_combine *c) {
 
 void mm_kernels_scalar(mm_kernels *kernels) {
     *kernels = (mm_kernels){.isa = "scalar",
+                            .group_rows = 1024,
                             .load = load,
                             .amax = amax,
                             .store = store,

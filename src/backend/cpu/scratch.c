@@ -19,14 +19,14 @@ static void *carve(carver *c, size_t bytes) {
     return piece;
 }
 
-static mm_cpu_thread carve_thread(carver *c, const mm_cpu_extent *e) {
+static mm_cpu_thread carve_thread(carver *c, const mm_cpu_extent *e, uint32_t group_rows) {
     uint32_t columns = e->hidden > e->intermediate ? e->hidden : e->intermediate;
     mm_cpu_thread thread;
     thread.panel = carve(c, MM_PANEL_BYTES);
     thread.values = carve(c, columns * sizeof *thread.values);
     thread.codes = carve(c, columns / 2);
     thread.scales = carve(c, columns / 16);
-    thread.sums = carve(c, (size_t)MM_BLOCK_ROWS * 2 * MM_ROWS_MAX * sizeof *thread.sums);
+    thread.sums = carve(c, (size_t)group_rows * 2 * MM_ROWS_MAX * sizeof *thread.sums);
     return thread;
 }
 
@@ -42,7 +42,7 @@ static void carve_all(carver *c, const mm_backend_state *state, const mm_cpu_ext
     s->x_pitch = spread(mm_cpu_operand_bytes(&state->kernels, e->hidden));
     s->h_pitch = spread(mm_cpu_operand_bytes(&state->kernels, e->intermediate));
     s->l2_pitch = spread(e->hidden * sizeof(float)) / sizeof(float);
-    carve_thread(&thread, e);
+    carve_thread(&thread, e, state->kernels.group_rows);
     s->thread_bytes = (thread.used + 4095) / 4096 * 4096;
     s->thread_memory = carve(c, state->threads * s->thread_bytes); /* first, so that it begins and ends with a page */
     s->x = carve(c, chunk * s->x_pitch);
@@ -54,12 +54,12 @@ static void carve_all(carver *c, const mm_backend_state *state, const mm_cpu_ext
     s->expert_rows = carve(c, e->loaded_count * sizeof *s->expert_rows);
     s->row_token = carve(c, rows * sizeof *s->row_token);
     s->pair_row = carve(c, pairs * sizeof *s->pair_row);
-    s->groups = carve(c, ((size_t)e->loaded_count + 1) * sizeof *s->groups);
+    s->groups = carve(c, ((size_t)e->loaded_count + 1 + rows / state->kernels.group_rows) * sizeof *s->groups);
     s->h = carve(c, rows * s->h_pitch);
     if (state->kernels.pack) { /* each expert's rows fill whole blocks */
         uint32_t columns = e->hidden > e->intermediate ? e->hidden : e->intermediate;
         size_t blocks = rows / MM_PACK_ROWS + 2 * ((size_t)e->loaded_count + 1); /* one block per expert may be wide */
-        s->packed = carve(c, blocks * MM_PACK_ROWS * padded_columns(columns) * 2);
+        s->packed = carve(c, blocks * packed_block_bytes(columns, 2));
     }
     s->l2 = carve(c, rows * s->l2_pitch * sizeof *s->l2);
 }
@@ -115,5 +115,5 @@ void mm_cpu_scratch_free(mm_cpu_scratch *s) {
 
 mm_cpu_thread mm_cpu_scratch_thread(const mm_backend_state *state, uint32_t thread) {
     carver c = {state->scratch.thread_memory + thread * state->scratch.thread_bytes, 0};
-    return carve_thread(&c, &state->extent);
+    return carve_thread(&c, &state->extent, state->kernels.group_rows);
 }

@@ -121,7 +121,7 @@ static size_t plan_packing(const grouped_job *job, uint32_t group_count) {
         uint32_t count = (uint32_t)job->offsets[group] - group_begin(job, group);
         unsigned per_value = kernels->packs && count ? kernels->packs(m, deciding_rows(job, group), is_nvfp4(job)) : 0;
         job->packed_offsets[group] = per_value ? bytes : SIZE_MAX;
-        bytes += (count + MM_PACK_ROWS - 1) / MM_PACK_ROWS * MM_PACK_ROWS * padded_columns(m->columns) * per_value;
+        bytes += (count + MM_PACK_ROWS - 1) / MM_PACK_ROWS * packed_block_bytes(m->columns, per_value);
     }
     return bytes;
 }
@@ -137,9 +137,10 @@ static void pack_group(void *context, uint32_t unit, uint32_t thread) {
                     .count = (uint32_t)job->offsets[unit] - group_begin(job, unit)};
     (void)thread;
     if (job->packed_offsets[unit] == SIZE_MAX) return;
-    size_t row_bytes = padded_columns(m->columns) * job->state->kernels.packs(m, gemm.deciding_rows, gemm.nvfp4);
+    size_t block_bytes = packed_block_bytes(m->columns, job->state->kernels.packs(m, gemm.deciding_rows, gemm.nvfp4));
     for (uint32_t r = 0; r < gemm.count; r += MM_PACK_ROWS)
-        job->state->kernels.pack(&gemm, m->columns, r, job->packed + job->packed_offsets[unit] + r * row_bytes);
+        job->state->kernels.pack(&gemm, m->columns, r,
+                                 job->packed + job->packed_offsets[unit] + r / MM_PACK_ROWS * block_bytes);
 }
 
 static void store_row(void *context, uint32_t unit, uint32_t thread) {
@@ -158,7 +159,7 @@ static void store_row(void *context, uint32_t unit, uint32_t thread) {
     mm_cpu_operand_store(kernels, values, (uint32_t)columns, job->operands + row * job->operand_pitch);
 }
 
-/* Rows n .. of one group's matrix against rows first .. of the group, at most MM_BLOCK_ROWS. */
+/* Rows n .. of one group's matrix against rows first .. of the group, at most group_rows. */
 static void multiply_block(const grouped_job *job, uint32_t group, uint32_t n, uint32_t first, uint32_t count,
                            uint32_t thread) {
     const mm_matrix *m = &job->matrices[group];
@@ -174,12 +175,13 @@ static void multiply_block(const grouped_job *job, uint32_t group, uint32_t n, u
                     .count = count,
                     .sums = sums,
                     .sums_pitch = MM_ROWS_MAX,
-                    .panel = sums + (size_t)MM_BLOCK_ROWS * MM_ROWS_MAX,
+                    .panel = sums + (size_t)kernels->group_rows * MM_ROWS_MAX,
                     .deciding_rows = deciding_rows(job, group),
                     .nvfp4 = is_nvfp4(job)};
     if (job->packed_offsets[group] != SIZE_MAX)
-        gemm.packed = job->packed + job->packed_offsets[group] +
-                      first * padded_columns(m->columns) * kernels->packs(m, gemm.deciding_rows, gemm.nvfp4);
+        gemm.packed =
+            job->packed + job->packed_offsets[group] +
+            first / MM_PACK_ROWS * packed_block_bytes(m->columns, kernels->packs(m, gemm.deciding_rows, gemm.nvfp4));
     kernels->gemm(&gemm);
     for (uint32_t r = 0; r < count; r++)
         for (uint32_t i = 0; i < gemm.row_count; i++) {
@@ -195,9 +197,9 @@ static void multiply_block(const grouped_job *job, uint32_t group, uint32_t n, u
 static void multiply_unit(void *context, uint32_t unit, uint32_t thread) {
     const grouped_job *job = context;
     uint32_t group = unit / job->row_blocks, n = unit % job->row_blocks * MM_ROWS_MAX;
-    uint32_t count = (uint32_t)job->offsets[group] - group_begin(job, group);
-    for (uint32_t r = 0; r < count; r += MM_BLOCK_ROWS)
-        multiply_block(job, group, n, r, count - r < MM_BLOCK_ROWS ? count - r : MM_BLOCK_ROWS, thread);
+    uint32_t count = (uint32_t)job->offsets[group] - group_begin(job, group), most = job->state->kernels.group_rows;
+    for (uint32_t r = 0; r < count; r += most)
+        multiply_block(job, group, n, r, count - r < most ? count - r : most, thread);
 }
 
 megamoe_status mm_cpu_grouped_gemm(mm_backend_state *state, const megamoe_tensor *rows,
@@ -212,7 +214,7 @@ megamoe_status mm_cpu_grouped_gemm(mm_backend_state *state, const megamoe_tensor
                        .offsets = offsets,
                        .row_blocks = (matrices[0].rows + MM_ROWS_MAX - 1) / MM_ROWS_MAX,
                        .operand_pitch = mm_cpu_operand_bytes(&state->kernels, columns)};
-    size_t sums_bytes = (size_t)MM_BLOCK_ROWS * MM_ROWS_MAX * sizeof(float), operand_bytes, packed_bytes;
+    size_t sums_bytes = (size_t)state->kernels.group_rows * MM_ROWS_MAX * sizeof(float), operand_bytes, packed_bytes;
     size_t matrix_bytes = group_count * (size_t)matrices[0].rows * matrices[0].row_bytes;
     (void)stream;
     job.packed_offsets = malloc(group_count * sizeof *job.packed_offsets);

@@ -46,7 +46,9 @@ MM_TEMPLATE size_t walk_operand_bytes(const unsigned planes) {
 }
 MM_TEMPLATE const uint8_t *walk_operand(const mm_gemm *g, uint32_t r, const unsigned planes) {
     if (!g->packed) return g->operands + g->operand_pitch * (g->operand_index ? g->operand_index[r] : r);
-    return g->packed + r * padded_columns(g->matrix->columns) * (planes == 3 ? 4 : 2);
+    unsigned per_value = planes == 3 ? 4 : 2;
+    return g->packed + r / MM_PACK_ROWS * packed_block_bytes(g->matrix->columns, per_value) +
+           r % MM_PACK_ROWS * padded_columns(g->matrix->columns) * per_value;
 }
 
 /*
