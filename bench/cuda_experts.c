@@ -4,6 +4,9 @@
  * rank of V4-Pro (48 of 384 experts, top 6) or V4-Flash; random weights, random routing, fixed seed. cuda_experts
  * [backend] [shape] [tokens,tokens,...] [bf16|nvfp4] CSV on stdout:
  * backend,shape,activations,tokens,rows,experts_hit,state,experts_us,experts_min,layer_us,gb_s,fraction,tflop_s
+ * To be interleaved with another program on the same routings: tokens "-" reads counts from stdin, one a line, and
+ * answers each with the experts' cool line; DRAWS names a folder of files TOKENS.i32, expert ids
+ * [routing][token][slot].
  */
 #include <dlfcn.h>
 #include <time.h>
@@ -51,6 +54,16 @@ static void *to_gpu(const work *w, const void *host, size_t bytes) {
     return (void *)(uintptr_t)p;
 }
 
+static FILE *open_draws(const work *w) {
+    const char *folder = getenv("DRAWS");
+    char path[4096];
+    if (!folder) return NULL;
+    snprintf(path, sizeof path, "%s/%u.i32", folder, w->tokens);
+    FILE *draws = fopen(path, "rb");
+    if (!draws) perror(path), exit(1);
+    return draws;
+}
+
 /* Routings of at least one local pair each, with their own scratch, so that each keeps its plan and its staged rows. */
 static void prepare(work *w) {
     const megamoe_shape *shape = &w->made->weights.shape;
@@ -58,6 +71,7 @@ static void prepare(work *w) {
     int32_t *ids = malloc(pairs * 4);
     float *weights = malloc(pairs * 4);
     uint16_t *hidden = malloc((size_t)w->tokens * shape->hidden * 2);
+    FILE *draws = open_draws(w);
     for (size_t i = 0; i < (size_t)w->tokens * shape->hidden; i++)
         hidden[i] = mm_bf16_from_f32(made_uniform(&w->made->seed) * 2.0f - 1.0f);
     w->rows = w->hit = 0;
@@ -68,6 +82,7 @@ static void prepare(work *w) {
             rows = hit = 0;
             memset(seen, 0, sizeof seen);
             made_routing(w->made, w->tokens, 0.0f, ids, weights);
+            if (draws && fread(ids, 4, pairs, draws) != pairs) fprintf(stderr, "too few draws\n"), exit(1);
             for (size_t i = 0; i < pairs; i++) {
                 int32_t local = w->made->local_index[ids[i]];
                 rows += local >= 0;
@@ -92,6 +107,7 @@ static void prepare(work *w) {
     }
     check(w->state->driver->stream_wait(w->state->stream), "run");
     w->rows /= w->routings, w->hit /= w->routings;
+    if (draws) fclose(draws);
     free(ids), free(weights), free(hidden);
 }
 
@@ -198,11 +214,23 @@ static void open_work(request *q, work *w) {
     w->own_scratch = w->state->scratch_blocks->base;
 }
 
-static void run_tokens(request *q, uint32_t tokens) {
+static work start(request *q, uint32_t tokens) {
     work w = {.made = &q->made, .tokens = tokens};
     w.routings = tokens <= 512 ? 8 : tokens <= 2048 ? 4 : tokens <= 8192 ? 2 : 1;
     open_work(q, &w);
     prepare(&w);
+    return w;
+}
+
+static void finish(const request *q, work *w) {
+    release(w);
+    mm_cuda_leave(w->state);
+    q->backend->layer_close(w->layer);
+    q->backend->close(w->state);
+}
+
+static void run_tokens(request *q, uint32_t tokens) {
+    work w = start(q, tokens);
     if (getenv("ONCE")) exit(0); /* under a profiler: every kernel has run */
     CUgraphExec experts = capture(&w, true), whole = capture(&w, false);
     for (int loaded = 0; loaded < 2; loaded++) {
@@ -211,10 +239,26 @@ static void run_tokens(request *q, uint32_t tokens) {
         measure(&w, whole, loaded ? 300 : 0, &l, &l_min);
         report(q, &w, loaded ? "loaded" : "cool", e, e_min, l);
     }
-    release(&w);
-    mm_cuda_leave(w.state);
-    q->backend->layer_close(w.layer);
-    q->backend->close(w.state);
+    finish(q, &w);
+}
+
+/* A count that repeats is measured again as it stands, so that another program's turn lies between two of ours. */
+static void serve(request *q) {
+    char line[64];
+    work w = {.tokens = 0};
+    CUgraphExec experts = NULL;
+    while (fgets(line, sizeof line, stdin)) {
+        const uint32_t tokens = (uint32_t)atoi(line);
+        double median, least;
+        if (tokens != w.tokens) {
+            if (w.tokens) finish(q, &w);
+            w = start(q, tokens);
+            experts = capture(&w, true);
+        }
+        measure(&w, experts, 0, &median, &least);
+        report(q, &w, "cool", median, least, NAN);
+    }
+    if (w.tokens) finish(q, &w);
 }
 
 static void find_graphs(void) {
@@ -255,6 +299,9 @@ int main(int argc, char **argv) {
     find_graphs();
     fill_pool(&q.made);
     made_layer_open(&q.made, &q.form, 99);
-    for (char *at = strtok(list, ","); at; at = strtok(NULL, ",")) run_tokens(&q, (uint32_t)atoi(at));
+    if (!strcmp(list, "-"))
+        serve(&q);
+    else
+        for (char *at = strtok(list, ","); at; at = strtok(NULL, ",")) run_tokens(&q, (uint32_t)atoi(at));
     return 0;
 }
