@@ -120,22 +120,26 @@ def draw_cpu(plt):
     return figure
 
 
-H200, REFERENCE = "experts_h200.csv", "experts_h200_reference.csv"
-H200_PEERS = (  # system, color, mark
-    ("Marlin NVFP4", ORANGE, "v"),
-    ("Humming NVFP4", VERMILION, "^"),
-    ("triton_kernels MXFP4", PURPLE, "D"),
-    ("Humming MXFP4 x FP8", SKY, "x"),
+H200, REFERENCE, H200_PEERS = "experts_h200.csv", "experts_h200_reference.csv", "experts_h200_peers.csv"
+H200_DRAWN = (  # systems (of several, each token's best), weights, activations, label, color, mark
+    (("Marlin",), "nvfp4", "bf16", "Marlin NVFP4", ORANGE, "v"),
+    (("Humming grouped", "Humming indexed"), "nvfp4", "bf16", "Humming NVFP4", VERMILION, "^"),
+    (("triton_kernels", "triton_kernels 4 warps", "triton_kernels matmul_ogs"), "mxfp4", "bf16",
+     "triton_kernels MXFP4", PURPLE, "D"),
+    (("Humming grouped",), "mxfp4", "fp8", "Humming MXFP4 x FP8 (inexact: FP8 activations)", SKY, "x"),
 )
 
 
 def draw_h200(plt):
     rows, _ = read(H200)
     rows = [row for row in rows if row["shape"] == "v4-pro" and row["activations"] == "bf16"]
-    reference, about = read(REFERENCE)
+    reference, _ = read(REFERENCE)
+    peers, about = read(H200_PEERS)
     tokens = [int(key) for key in reference[0] if key.isdigit()]
-    lines = {row["system"] or row["kind"]: [float(row[str(t)]) for t in tokens] for row in reference}
-    cool, loaded = (medians(rows, "experts_us_median", state=state) for state in ("cool", "loaded"))
+    lines = {row["kind"]: [float(row[str(t)]) for t in tokens] for row in reference}
+    cool = medians(rows, "experts_us_median", state="cool") | medians(peers, "us_median", system="megamoe")
+    cool = dict(sorted(cool.items()))
+    loaded = medians(rows, "experts_us_median", state="loaded")
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 8.2), sharex=True, height_ratios=(3, 2),
                                          layout="constrained")  # fmt: skip
     floor = dict(zip(tokens, lines["floor"]))
@@ -151,10 +155,10 @@ def draw_h200(plt):
     draw(cool, "megamoe, NVFP4, after a pause", color=BLUE, marker="o")
     draw(loaded, "megamoe, NVFP4, under load (power limit)", color=BLUE, marker="o", markerfacecolor="white",
          linewidth=0.8)  # fmt: skip
-    for system, color, mark in H200_PEERS:
-        inexact = " (inexact: FP8 activations)" if "FP8" in system else ""
-        draw(dict(zip(tokens, lines[system])), f"{system}{inexact}, earlier session", color=color, marker=mark,
-             linestyle="--", linewidth=1)  # fmt: skip
+    for systems, weights, activations, label, color, mark in H200_DRAWN:
+        each = [medians(peers, "us_median", system=s, weights=weights, activations=activations) for s in systems]
+        best = {t: min(times[t] for times in each if t in times) for t in sorted(set().union(*each))}
+        draw(best, label, color=color, marker=mark, linestyle="--", linewidth=1)
     top.set_yscale("log")
     label_axes(top, tokens, "microseconds for L1 + activation + L2")
     label_axes(bottom, tokens, "fraction of the floor's rate")
@@ -162,14 +166,14 @@ def draw_h200(plt):
     bottom.axhline(1, color=BLACK, linewidth=1, linestyle=":")
     bottom.set_xlabel("tokens in the batch, 6 experts of 384 each, of which 48 are here")
     top.legend(loc="upper left", fontsize=8, frameon=False)
-    commits = ", ".join(dict.fromkeys(row["commit"] for row in rows if int(row["tokens"]) in floor))
-    figure.supxlabel(f"V4-Pro rank (48 experts, H 7168, I 3072). {rows[0]['machine']}. megamoe {commits}. "
-                     f"{about['date']}.\nPeers ran in an earlier session, with other draws of experts.",
-                     fontsize=8)  # fmt: skip
+    commits = ", ".join(dict.fromkeys(row["version"] for row in peers if row["system"] == "megamoe"))
+    figure.supxlabel(f"V4-Pro rank (48 experts, H 7168, I 3072). {about['machine']}. megamoe {commits}. "
+                     f"{about['date']}.\nMedians of {about['rounds']} interleaved rounds on the same draws; "
+                     f"versions: {H200_PEERS}.", fontsize=8)  # fmt: skip
     return figure
 
 
-DRAWINGS = {"experts_cpu_zen4": ((CPU,), draw_cpu), "experts_h200": ((H200, REFERENCE), draw_h200)}
+DRAWINGS = {"experts_cpu_zen4": ((CPU,), draw_cpu), "experts_h200": ((H200, REFERENCE, H200_PEERS), draw_h200)}
 
 
 def write():
