@@ -82,11 +82,11 @@ typedef struct mm_cuda_stage_args {
     float global;                                        /* STATIC and UNIT, when expert_rows is NULL */
     const mm_cuda_expert *experts; /* with offsets: the global scale is the row's expert's h_global */
     const int32_t *offsets;
-    uint32_t expert_count;
-    uint16_t *staged;           /* [rows, pitch] or NULL */
-    float *globals;             /* [rows] or NULL */
-    uint8_t *codes, *scales;    /* [rows, columns / 2], [rows, columns / 16], or NULL */
-    mm_cuda_counters *counters; /* or NULL */
+    uint32_t expert_count, skip_rows; /* with offsets: experts with at most so many rows are left out */
+    uint16_t *staged;                 /* [rows, pitch] or NULL */
+    float *globals;                   /* [rows] or NULL */
+    uint8_t *codes, *scales;          /* [rows, columns / 2], [rows, columns / 16], or NULL */
+    mm_cuda_counters *counters;       /* or NULL */
 } mm_cuda_stage_args;
 
 /* One expert GEMM over every entry of a list: L1 with its activation, or L2, or a plain product. */
@@ -105,8 +105,10 @@ typedef struct mm_cuda_gemm_args {
     const float *weights; /* [T, K] routing weights applied here, through row_pair, or NULL */
     const int32_t *row_pair;
     uint32_t gated, biased;
-    uint32_t quantized; /* h is written as fp32 [rows, y_pitch], to be staged; else staged BF16 */
-    uint32_t plain_f32; /* L2 kernels: y is fp32 rather than BF16 */
+    uint32_t quantized;         /* tiles: h is written as fp32 [rows, y_pitch], to be staged; decode: quantized here */
+    float *h32;                 /* decode, quantized: h before that as well, [rows, n]; or NULL */
+    mm_cuda_counters *counters; /* decode, quantized: of saturated blocks */
+    uint32_t plain_f32;         /* L2 kernels: y is fp32 rather than BF16 */
     void *y;
     mm_swiglu swiglu;
     /* decode: see decode.cu */
@@ -122,6 +124,7 @@ typedef struct mm_cuda_combine_args {
     const float *weights; /* [T, K]; NULL: 1 (already applied) */
     const float *shared;  /* [T, columns] or NULL */
     uint32_t token_count, slots_per_token, columns;
+    uint32_t early; /* plan and weights are complete when this begins, and may be read before L2 has ended */
     uint16_t *output;
 } mm_cuda_combine_args;
 

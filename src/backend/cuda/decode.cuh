@@ -20,6 +20,7 @@
 #include "backend/cuda/args.h"
 #include "backend/cuda/convert.cuh"
 #include "backend/cuda/epilogue.cuh"
+#include "backend/cuda/quantize.cuh"
 
 enum {
     DECODE_WARPS = 16,
@@ -29,6 +30,7 @@ enum {
     DECODE_BUFFERS = 2,                    /* of partial sums, one per tile of an item */
     DECODE_PARTIALS = DECODE_WARPS * 1024, /* bytes of a buffer: 16 warps x 2 token groups x 16 x 8 fp32 */
     DECODE_SLOTS_MAX = 8,
+    DECODE_LARGEST_BARRIER = 1, /* of service warps 0 and 1; 0 is everybody's */
     /* setmaxnreg deals in what the launch got: 20 warps x 96 = 16 x 104 + 4 x 64. A 21st warp would leave 80 each. */
     DECODE_CONSUMER_REGISTERS = 104,
     DECODE_SERVICE_REGISTERS = 64,
@@ -160,6 +162,7 @@ struct decode_run {
 struct decode_shared {
     uint64_t partials_full[DECODE_BUFFERS], partials_free[DECODE_BUFFERS];
     uint64_t slot_full[DECODE_SLOTS_MAX], slot_free[DECODE_SLOTS_MAX];
+    float largest[2][2][8]; /* by turn, tile, token: see decode_store_quantized */
     decode_run run;
 };
 
@@ -176,7 +179,8 @@ MM_DEVICE int decode_run_bound(const mm_cuda_gemm_args &p, uint32_t weight, int 
 
 template <bool L1> MM_DEVICE decode_run decode_run_find(const mm_cuda_gemm_args &p) {
     decode_run run;
-    run.items = decode_items_per_entry<L1>(p), run.heavy = p.plan->heavy;
+    run.items = decode_items_per_entry<L1>(p);
+    run.heavy = (int32_t)ptx::ld_acquire_gpu_u32(&p.plan->heavy); /* start.cu may be running still, the plan is there */
     const int heavy_items = run.heavy * run.items, light_items = (p.plan->count[p.list] - run.heavy) * run.items;
     run.first = decode_run_bound(p, p.weight_heavy, heavy_items, light_items, blockIdx.x);
     run.last = decode_run_bound(p, p.weight_heavy, heavy_items, light_items, blockIdx.x + 1);
@@ -289,6 +293,59 @@ MM_DEVICE decode_entry decode_entry_read(const mm_cuda_gemm_args &p, int a, int 
     return d;
 }
 
+/* A pair of h under its block: quantized and back, stored; lane g & 3 = 0 of the block's first tile counts. */
+MM_DEVICE void decode_pair_quantize(const mm_cuda_gemm_args &p, const decode_entry &d, float scale,
+                                    mm_nvfp4_block_report report, float2 h, int tile, int g) {
+    const int second = g >> 2;
+    const bool counts = d.left > second && (g & 3) == 0 && tile % 2 == 0;
+    if (p.h32 && d.left > second) {
+        float *to = p.h32 + (size_t)(d.row + second) * p.n + tile * 8 + (g & 3);
+        to[0] = h.x, to[4] = h.y;
+    }
+    mm_h_pair_store(p, quantize_pair(h, scale, d.expert->h_global), tile * 8, d.row, d.left, g);
+    if (counts && report.saturated) atomicAdd(&p.counters->saturated_blocks, 1ull);
+    if (counts && report.nonfinite) atomicAdd(&p.counters->nonfinite_blocks, 1ull);
+}
+
+/* What a service warp keeps between the tiles that it quantizes. */
+struct decode_blocks {
+    float2 first; /* h of the item's first tile */
+    int turn;     /* whose half of `largest` is next: with two, one barrier per item is enough */
+};
+
+/*
+ * The epilogue of one tile of L1 where h is quantized. A block of nvfp4 is the item's two tiles for one token: of
+ * tokens 0..7 two warps have one each and tell each other their largest magnitudes; of tokens 8..15 one warp has both.
+ */
+MM_DEVICE void decode_store_quantized(const mm_cuda_gemm_args &p, decode_shared &sh, const decode_entry &d, int tile,
+                                      const float4 &s, decode_blocks &blocks) {
+    const int thread = (int)ptx::tid_x(), g = thread >> 2 & 7, group = thread / 32 == DECODE_WARPS + 2;
+    /* There are no registers to keep these for the entry, nor the thread's place. */
+    const mm_l1_feature f = mm_l1_feature_read(p, d.expert, tile * 8 + g);
+    const mm_row_terms rows = mm_row_terms_read(p, d.row, d.left);
+    const float2 h = mm_h_pair(mm_l1_value<false>(p, f, MM_CODE_FACTOR, s.x, s.z, rows.global[0], rows.weight[0]),
+                               mm_l1_value<false>(p, f, MM_CODE_FACTOR, s.y, s.w, rows.global[1], rows.weight[1]), g);
+    if (group && tile % 2 == 0) {
+        blocks.first = h;
+        return;
+    }
+    float largest = ptx::max_NaN_f32(fabsf(h.x), fabsf(h.y));
+    if (group) largest = ptx::max_NaN_f32(largest, ptx::max_NaN_f32(fabsf(blocks.first.x), fabsf(blocks.first.y)));
+    largest = ptx::max_NaN_f32(largest, __shfl_xor_sync(~0u, largest, 4));
+    largest = ptx::max_NaN_f32(largest, __shfl_xor_sync(~0u, largest, 8));
+    if (!group) {
+        const int token = (thread & 3) * 2 + (g >> 2);
+        if ((g & 3) == 0) sh.largest[blocks.turn][tile % 2][token] = largest;
+        ptx::bar_sync(DECODE_LARGEST_BARRIER, 64);
+        largest = ptx::max_NaN_f32(largest, sh.largest[blocks.turn][tile % 2 ^ 1][token]);
+        blocks.turn ^= 1;
+    }
+    mm_nvfp4_block_report report;
+    const float scale = quantize_scale(largest, d.expert->h_global, &report);
+    if (group) decode_pair_quantize(p, d, scale, report, blocks.first, tile - 1, g);
+    decode_pair_quantize(p, d, scale, report, h, tile, g);
+}
+
 /* The epilogue of one tile of an item. */
 template <bool L1>
 MM_DEVICE void decode_store(const mm_cuda_gemm_args &p, const decode_entry &d, int tile, const float4 &s, int g) {
@@ -320,10 +377,11 @@ MM_DEVICE float4 decode_partials_add(decode_shared &sh, int tile, int group, int
     return s;
 }
 
-template <bool L1, int PASSES>
+template <bool L1, int PASSES, bool QUANTIZED>
 MM_DEVICE void decode_serve(const mm_cuda_gemm_args &p, decode_shared &sh, const decode_run &run, uint32_t partials) {
     const int warp = threadIdx.x / 32 - DECODE_WARPS, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
     const int group = warp / 2, first_tile = warp & 1, last_tile = group ? 1 : first_tile;
+    decode_blocks blocks = {make_float2(0.0f, 0.0f), 0};
     int done = 0;
     for (int i = run.first; i < run.last;) {
         const int a = i / run.items, end = min(run.last - a * run.items, run.items);
@@ -335,17 +393,24 @@ MM_DEVICE void decode_serve(const mm_cuda_gemm_args &p, decode_shared &sh, const
 #pragma unroll 1
             for (int item = i - a * run.items; item < end; item++, done++) {
                 const bool add = PASSES == 2 && pass && active && !full, keep = PASSES == 2 && pass < PASSES - 1;
-                float4 *scratch =
-                    (float4 *)p.scratch + ((size_t)(a * run.items + item) * 4 + first_tile * 2 + group) * 32 + lane;
                 float4 next = make_float4(0.0f, 0.0f, 0.0f, 0.0f); /* the first pass's sums of the tile at hand */
-                if (add) next = *scratch;
+                if (add && !QUANTIZED)
+                    next = ((float4 *)
+                                p.scratch)[((size_t)(a * run.items + item) * 4 + first_tile * 2 + group) * 32 + lane];
 #pragma unroll 1
-                for (int tile = first_tile; tile <= last_tile; tile++, scratch += 64) {
+                for (int tile = first_tile; tile <= last_tile; tile++) {
+                    float4 *scratch =
+                        (float4 *)p.scratch + ((size_t)(a * run.items + item) * 4 + tile * 2 + group) * 32 + lane;
                     float4 s = next;
-                    if (add && tile < last_tile) next = scratch[64];
+                    if (add && QUANTIZED) s = *scratch; /* no registers to have it early */
+                    if (add && tile < last_tile && !QUANTIZED) next = scratch[64];
                     s = decode_partials_add(sh, tile, group, done, active, partials, s);
                     if (keep && active) *scratch = s;
-                    if (!keep && active) decode_store<L1>(p, entry, item * 2 + tile, s, g);
+                    if (keep || !active) continue;
+                    if (QUANTIZED)
+                        decode_store_quantized(p, sh, entry, item * 2 + tile, s, blocks);
+                    else
+                        decode_store<L1>(p, entry, item * 2 + tile, s, g);
                 }
             }
         i = a * run.items + end;
@@ -464,7 +529,6 @@ template <bool L1, bool MX, int QUARTERS> MM_DEVICE void decode_kernel(const mm_
     MM_SHARED_DYNAMIC(char, dynamic, 1024);
     MM_SHARED(decode_shared, sh, );
     const uint32_t slots = ptx::cvta_to_shared(dynamic), partials = slots + p.slot_count * p.slot_bytes;
-    ptx::griddepcontrol_launch_dependents();
     if (threadIdx.x == DECODE_PRODUCER) {
         for (int i = 0; i < DECODE_BUFFERS; i++) {
             ptx::mbarrier_init(ptx::cvta_to_shared(&sh.partials_full[i]), DECODE_WARPS);
@@ -485,10 +549,15 @@ template <bool L1, bool MX, int QUARTERS> MM_DEVICE void decode_kernel(const mm_
         ptx::setmaxnreg_dec<DECODE_SERVICE_REGISTERS>();
         if (threadIdx.x == DECODE_PRODUCER) decode_produce<L1, PASSES>(p, sh, sh.run, slots);
         ptx::griddepcontrol_wait();
-        if (warp < DECODE_WARPS + DECODE_SERVICE_WARPS) decode_serve<L1, PASSES>(p, sh, sh.run, partials);
+        if (warp == DECODE_WARPS + DECODE_SERVICE_WARPS) return;
+        if (L1 && p.quantized)
+            decode_serve<L1, PASSES, L1>(p, sh, sh.run, partials);
+        else
+            decode_serve<L1, PASSES, false>(p, sh, sh.run, partials);
     } else {
         ptx::setmaxnreg_inc<DECODE_CONSUMER_REGISTERS>();
         ptx::griddepcontrol_wait();
+        ptx::griddepcontrol_launch_dependents(); /* whatever comes next reads the plan at once, and what goes with it */
         decode_consume<L1, MX, QUARTERS>(p, sh, sh.run, slots, partials);
     }
 }

@@ -70,9 +70,23 @@ MM_DEVICE float mm_l1_value(const mm_cuda_gemm_args &p, const mm_l1_feature &f, 
 }
 
 /*
- * h of feature + g for tokens row and row + 1, of which `left` exist. feature is a multiple of 8. Features i and i + 4
- * are neighbors when staged: lanes g and g ^ 4 exchange, so that each stores both for one token.
+ * Features i and i + 4 are neighbors when staged: lanes g and g ^ 4 exchange, so that each has both for one token. From
+ * h of feature + g for tokens row and row + 1 to h of feature + (g & 3) and 4 more, for token row + (g >> 2).
  */
+MM_DEVICE float2 mm_h_pair(float h0, float h1, int g) {
+    const bool second = g & 4;
+    const float other = __shfl_xor_sync(~0u, second ? h0 : h1, 16);
+    return second ? make_float2(other, h1) : make_float2(h0, other);
+}
+
+/* Such a pair, BF16 or exact in it, to its staged place. feature is a multiple of 8. */
+MM_DEVICE void mm_h_pair_store(const mm_cuda_gemm_args &p, float2 h, int feature, int row, int left, int g) {
+    const int second = g >> 2;
+    uint16_t *to = (uint16_t *)p.y + (size_t)(row + second) * p.y_pitch + mm_staged_place(feature + (g & 3));
+    if (feature < (int)p.n && left > second) *(uint32_t *)to = ptx::cvt_rn_bf16x2_f32(h.y, h.x);
+}
+
+/* h of feature + g for tokens row and row + 1, of which `left` exist, to where and as p says. */
 template <bool RELU2>
 MM_DEVICE void mm_l1_store(const mm_cuda_gemm_args &p, const mm_l1_feature &f, const mm_row_terms &r, float factor,
                            int feature, float s0, float s1, float s2, float s3, int row, int left, int g) {
@@ -85,11 +99,7 @@ MM_DEVICE void mm_l1_store(const mm_cuda_gemm_args &p, const mm_l1_feature &f, c
         if (exists && left > 1) h[p.y_pitch] = h1;
         return;
     }
-    const bool second = g & 4;
-    const float other = __shfl_xor_sync(~0u, second ? h0 : h1, 16);
-    const uint32_t pair = second ? ptx::cvt_rn_bf16x2_f32(h1, other) : ptx::cvt_rn_bf16x2_f32(other, h0);
-    uint16_t *h = (uint16_t *)p.y + (size_t)(row + second) * p.y_pitch + mm_staged_place(feature + (g & 3));
-    if (exists && left > (int)second) *(uint32_t *)h = pair;
+    mm_h_pair_store(p, mm_h_pair(h0, h1, g), feature, row, left, g);
 }
 
 /* The same for the two rows `feature` and feature + step of L2, or of any product. */

@@ -14,6 +14,10 @@
 #include "error.h"
 
 enum {
+    START_PAIRS = 512, /* start.cu: a block sorts so many pairs of so many experts, in passing */
+    START_EXPERTS = 256,
+    START_OTHER_BLOCKS = 2,
+    START_THREADS = 256,
     PLAN_SMALL_PAIRS = 4096, /* one block sorts so many pairs faster than three launches do */
     PLAN_BLOCKS = 64,
     PLAN_THREADS = 1024,
@@ -29,7 +33,10 @@ enum {
     MID_SHARED = 3 * (64 * 512 + 256 * 128) + 1024,
     WIDE_SHARED = 4 * (160 * 256 + 256 * 64) + 1024,
     TILE_SHARED = 2 * (128 + 64) * 256,
-    STAGE_THREADS = 256,
+    STAGE_THREADS_MAX = 448,
+    COMBINE_THREADS = 64,
+    COMBINE_COLUMNS = COMBINE_THREADS * 8,
+    COMBINE_BLOCKS_PER_SM = 16, /* so many fit at once */
     ROUTE_TOKENS = 32,
     ROUTE_THREADS = 256,
     CHOOSE_WARPS = 4,
@@ -44,6 +51,7 @@ typedef struct run {
     CUstream stream;
     uint32_t token_count, pair_count, rows_max; /* rows_max: the most sorted rows there can be */
     bool nvfp4, started;                        /* started: a launch of this run came before */
+    bool stages;                                /* h is wanted as fp32, for stages.c */
 } run;
 
 static megamoe_status launch(run *r, mm_kernel kernel, mm_launch how, void **arguments) {
@@ -152,19 +160,14 @@ static uint32_t plan_warps(const run *r, uint32_t blocks, uint32_t experts, uint
     return smaller(smaller(wanted, PLAN_THREADS / 32), room);
 }
 
-static megamoe_status run_plan(run *r, const int32_t *ids) {
+static mm_cuda_plan_args plan_args(const run *r, const int32_t *ids) {
     const megamoe_shape *shape = &r->weights->shape;
-    const uint32_t experts = r->weights->expert_count, e = experts > 0 ? experts : 1;
-    const bool small = r->pair_count <= PLAN_SMALL_PAIRS;
-    const uint32_t other_bytes = 4 * (experts + shape->expert_count) + (small ? 2 * r->pair_count : 0);
     mm_cuda_plan_args args = {.expert_ids = ids,
                               .local_index = r->layer->local_index,
                               .token_count = r->token_count,
                               .slots_per_token = shape->experts_per_token,
                               .expert_total = shape->expert_count,
-                              .expert_count = experts,
-                              .block_count = small ? 1 : PLAN_BLOCKS,
-                              .warp_count = plan_warps(r, small ? 1 : PLAN_BLOCKS, e, other_bytes),
+                              .expert_count = r->weights->expert_count,
                               .block_counts = r->s.block_counts,
                               .offsets = r->s.offsets,
                               .row_pair = r->s.row_pair,
@@ -172,16 +175,28 @@ static megamoe_status run_plan(run *r, const int32_t *ids) {
                               .plan = r->s.plan,
                               .counters = r->layer->counters,
                               .expert_tokens = r->layer->expert_tokens};
+    memcpy(args.entries, r->s.entries, sizeof args.entries);
+    plan_limits(r, &args);
+    return args;
+}
+
+static megamoe_status run_plan(run *r, const int32_t *ids) {
+    const uint32_t experts = r->weights->expert_count, e = experts > 0 ? experts : 1;
+    const bool small = r->pair_count <= PLAN_SMALL_PAIRS;
+    const uint32_t other_bytes = 4 * (experts + r->weights->shape.expert_count) + (small ? 2 * r->pair_count : 0);
+    mm_cuda_plan_args args = plan_args(r, ids);
+    args.block_count = small ? 1 : PLAN_BLOCKS;
+    args.warp_count = plan_warps(r, args.block_count, e, other_bytes);
     void *arguments[] = {&args};
     mm_launch how = {.grid = {args.block_count}, .threads = PLAN_THREADS};
     how.shared_bytes = 4 * args.warp_count * experts + other_bytes;
-    memcpy(args.entries, r->s.entries, sizeof args.entries);
-    plan_limits(r, &args);
     if (small) {
         how.grid[0] = 2; /* the second only counts */
         return launch(r, MM_PLAN_WHOLE, how, arguments);
     }
-    MM_TRY(launch(r, MM_PLAN_COUNT, how, arguments));
+    mm_launch count = how;
+    count.grid[0] *= 2; /* the second half only counts */
+    MM_TRY(launch(r, MM_PLAN_COUNT, count, arguments));
     mm_launch scan = {.grid = {1}, .threads = PLAN_THREADS, .shared_bytes = 4 * e};
     MM_TRY(launch(r, MM_PLAN_SCAN, scan, arguments));
     return launch(r, MM_PLAN_PLACE, how, arguments);
@@ -190,9 +205,11 @@ static megamoe_status run_plan(run *r, const int32_t *ids) {
 megamoe_status mm_cuda_stage_launch(const mm_backend_state *state, const mm_cuda_stage_args *args, uint32_t rows_max,
                                     bool after_start, CUstream stream) {
     void *arguments[] = {(void *)(uintptr_t)args};
-    mm_launch how = {
-        .grid = {smaller(rows_max, state->sm_count * 8)}, .threads = STAGE_THREADS, .after_start = after_start};
-    return mm_cuda_launch(state, stream, MM_STAGE, &how, arguments);
+    /* A row in one go, if it is not too long: 16 values per thread. */
+    const uint32_t threads = smaller(mm_round_up(args->pitch / 16, 32), STAGE_THREADS_MAX);
+    mm_launch how = {.grid = {smaller(rows_max, state->sm_count * 8)}, .threads = threads, .after_start = after_start};
+    const bool plain = !args->quantize && !args->source_f32 && args->staged && !args->globals;
+    return mm_cuda_launch(state, stream, plain ? MM_STAGE_BF16 : MM_STAGE, &how, arguments);
 }
 
 static megamoe_status stage(run *r, const mm_cuda_stage_args *args) {
@@ -214,12 +231,34 @@ static mm_cuda_stage_args hidden_args(const run *r, const megamoe_batch *batch) 
                                 .global = r->nvfp4 ? r->weights->input_global : 1.0f};
 }
 
-static megamoe_status run_stage(run *r, const megamoe_batch *batch) {
+/* Only a token's own global scale differs from row to row. */
+static bool row_globals(const run *r) {
+    return r->nvfp4 && r->weights->input_mode == MEGAMOE_GLOBAL_TOKEN;
+}
+
+static mm_cuda_stage_args rows_args(const run *r, const megamoe_batch *batch) {
     mm_cuda_stage_args args = hidden_args(r, batch);
     args.plan = r->s.plan, args.row_pair = r->s.row_pair, args.pair_row = r->s.pair_row;
     args.staged = r->s.x;
-    if (r->nvfp4) args.globals = r->s.row_global, args.counters = r->layer->counters;
-    return stage(r, &args);
+    if (row_globals(r)) args.globals = r->s.row_global;
+    if (r->nvfp4) args.counters = r->layer->counters;
+    return args;
+}
+
+/* Plan and sorted, staged rows: in one launch where the batch is small, which is where launches count. */
+static megamoe_status run_rows(run *r, const megamoe_batch *batch, const int32_t *ids) {
+    const uint32_t experts = r->weights->expert_count, words = (r->pair_count + 31) / 32;
+    const uint32_t round = START_THREADS / 8 * MM_CUDA_GROUP, parts = (r->layer->h_pitch + round - 1) / round;
+    mm_cuda_plan_args plan = plan_args(r, ids);
+    mm_cuda_stage_args rows = rows_args(r, batch);
+    void *arguments[] = {&plan, &rows};
+    mm_launch how = {.grid = {START_OTHER_BLOCKS + r->token_count * parts}, .threads = START_THREADS};
+    how.shared_bytes =
+        4 * (experts * words > r->weights->shape.expert_count ? experts * words : r->weights->shape.expert_count);
+    if (r->token_count <= DECODE_ONLY_TOKENS && r->pair_count <= START_PAIRS && experts <= START_EXPERTS && experts)
+        return launch(r, MM_START, how, arguments);
+    MM_TRY(run_plan(r, ids));
+    return experts ? stage(r, &rows) : MEGAMOE_OK;
 }
 
 /* ---- expert GEMMs --------------------------------------------------------------------------------------- */
@@ -239,6 +278,7 @@ megamoe_status mm_tokens_map(const mm_driver *driver, const uint16_t *rows, uint
 static megamoe_status run_decode(run *r, int l2, mm_cuda_gemm_args args) {
     const mm_decode_form *form = &r->layer->decode[l2];
     void *arguments[] = {&args};
+    if (!uses_decode(r)) return MEGAMOE_OK;
     mm_launch how = {.grid = {r->state->sm_count}, .threads = DECODE_THREADS, .shared_bytes = form->shared_bytes};
     args.maps = r->layer->decode_maps, args.list = MM_CUDA_LIST_DECODE,
     args.entries = r->s.entries[MM_CUDA_LIST_DECODE];
@@ -271,8 +311,8 @@ static megamoe_status run_tile(run *r, mm_kernel kernel, mm_cuda_gemm_args args)
     return launch(r, kernel, how, arguments);
 }
 
-/* L1 or L2 over every list that can have entries. */
-static megamoe_status run_gemm(run *r, int l2, const mm_cuda_gemm_args *args) {
+/* L1 or L2 over every list of the tile kernels that can have entries. */
+static megamoe_status run_tiles(run *r, int l2, const mm_cuda_gemm_args *args) {
     if (uses_wide(r)) MM_TRY(run_native(r, l2, MM_CUDA_LIST_WIDE, *args));
     if (uses_tiles(r)) {
         mm_cuda_gemm_args tile = *args;
@@ -282,7 +322,7 @@ static megamoe_status run_gemm(run *r, int l2, const mm_cuda_gemm_args *args) {
         else
             MM_TRY(run_tile(r, r->layer->tile[l2], tile));
     }
-    return uses_decode(r) ? run_decode(r, l2, *args) : MEGAMOE_OK;
+    return MEGAMOE_OK;
 }
 
 static megamoe_status run_experts(run *r, const float *weights) {
@@ -294,15 +334,17 @@ static megamoe_status run_experts(run *r, const float *weights) {
                             .n = shape->intermediate,
                             .x = r->s.x,
                             .x_pitch = r->layer->h_pitch,
-                            .x_global = 1.0f,
-                            .row_global = r->nvfp4 ? r->s.row_global : NULL,
+                            .x_global = r->nvfp4 ? w->input_global : 1.0f,
+                            .row_global = row_globals(r) ? r->s.row_global : NULL,
                             .weights = w->routing_weight_before ? weights : NULL,
                             .row_pair = r->s.row_pair,
                             .gated = !shape->not_gated,
                             .biased = w->experts[0].up.bias != NULL,
                             .quantized = r->nvfp4,
-                            .y = r->nvfp4 ? (void *)r->s.h32 : (void *)r->s.h,
-                            .y_pitch = r->nvfp4 ? shape->intermediate : r->layer->i_pitch,
+                            .h32 = r->stages ? r->s.h32 : NULL,
+                            .counters = r->layer->counters,
+                            .y = r->s.h,
+                            .y_pitch = r->layer->i_pitch,
                             .swiglu = w->swiglu,
                             .scale_row_bytes = r->layer->scale_row_bytes[0]};
     mm_cuda_gemm_args l2 = {.experts = r->layer->experts,
@@ -315,8 +357,10 @@ static megamoe_status run_experts(run *r, const float *weights) {
                             .y_pitch = shape->hidden,
                             .biased = w->experts[0].down.bias != NULL,
                             .scale_row_bytes = r->layer->scale_row_bytes[1]};
-    MM_TRY(run_gemm(r, 0, &l1));
-    if (r->nvfp4) {
+    mm_cuda_gemm_args l1_tiles = l1; /* they leave the quantization to a launch of its own */
+    if (r->nvfp4) l1_tiles.y = r->s.h32, l1_tiles.y_pitch = shape->intermediate;
+    MM_TRY(run_tiles(r, 0, &l1_tiles));
+    if (r->nvfp4 && uses_tiles(r)) {
         mm_cuda_stage_args args = {.source = r->s.h32,
                                    .source_f32 = 1,
                                    .plan = r->s.plan,
@@ -329,11 +373,14 @@ static megamoe_status run_experts(run *r, const float *weights) {
                                    .experts = r->layer->experts,
                                    .offsets = r->s.offsets,
                                    .expert_count = w->expert_count,
+                                   .skip_rows = uses_decode(r) ? MM_CUDA_DECODE_ROWS : 0,
                                    .staged = r->s.h,
                                    .counters = r->layer->counters};
         MM_TRY(stage(r, &args));
     }
-    return run_gemm(r, 1, &l2);
+    MM_TRY(run_decode(r, 0, l1));
+    MM_TRY(run_tiles(r, 1, &l2));
+    return run_decode(r, 1, l2);
 }
 
 /* ---- shared expert and combine -------------------------------------------------------------------------- */
@@ -393,37 +440,39 @@ static megamoe_status run_shared(run *r, const megamoe_batch *batch) {
 }
 
 static megamoe_status run_combine(run *r, const megamoe_batch *batch, const float *weights) {
-    const uint32_t columns = r->weights->shape.hidden, blocks = (columns + 2047) / 2048;
-    mm_cuda_combine_args args = {.p = r->s.p,
-                                 .pair_row = r->s.pair_row,
-                                 .weights = r->weights->routing_weight_before ? NULL : weights,
-                                 .shared = r->weights->shared ? r->s.shared_out : NULL,
-                                 .token_count = r->token_count,
-                                 .slots_per_token = r->weights->shape.experts_per_token,
-                                 .columns = columns,
-                                 .output = batch->output};
+    const uint32_t columns = r->weights->shape.hidden;
+    const uint32_t blocks = (columns + COMBINE_COLUMNS - 1) / COMBINE_COLUMNS;
+    const uint32_t resident = r->state->sm_count * COMBINE_BLOCKS_PER_SM;
+    mm_cuda_combine_args args = {
+        .p = r->s.p,
+        .pair_row = r->s.pair_row,
+        .weights = r->weights->routing_weight_before ? NULL : weights,
+        .shared = r->weights->shared ? r->s.shared_out : NULL,
+        .token_count = r->token_count,
+        .slots_per_token = r->weights->shape.experts_per_token,
+        .columns = columns,
+        .early = uses_decode(r), /* whose kernels let the next begin only when the plan is complete */
+        .output = batch->output};
     void *arguments[] = {&args};
-    mm_launch how = {.grid = {blocks, smaller(r->token_count, 16384)}, .threads = 256};
+    mm_launch how = {.grid = {blocks, smaller(r->token_count, resident / blocks + 1)}, .threads = COMBINE_THREADS};
     return launch(r, MM_COMBINE, how, arguments);
 }
 
 /* ---- entry points --------------------------------------------------------------------------------------- */
 
-megamoe_status mm_cuda_run_batch(mm_backend_layer *layer, const megamoe_batch *batch, CUstream stream) {
+megamoe_status mm_cuda_run_batch(mm_backend_layer *layer, const megamoe_batch *batch, bool stages, CUstream stream) {
     const int32_t *ids = batch->expert_ids;
     const float *weights = batch->expert_weights;
     run r;
     if (batch->token_count == 0) return MEGAMOE_OK;
     run_begin(&r, layer, batch->token_count, stream);
+    r.stages = stages;
     if (!ids) {
         MM_TRY(run_router(&r, batch, r.s.expert_ids, r.s.weights));
         ids = r.s.expert_ids, weights = r.s.weights;
     }
-    MM_TRY(run_plan(&r, ids));
-    if (layer->weights->expert_count > 0) {
-        MM_TRY(run_stage(&r, batch));
-        MM_TRY(run_experts(&r, weights));
-    }
+    MM_TRY(run_rows(&r, batch, ids));
+    if (layer->weights->expert_count > 0) MM_TRY(run_experts(&r, weights));
     if (layer->weights->shared) MM_TRY(run_shared(&r, batch));
     return run_combine(&r, batch, weights);
 }

@@ -34,7 +34,7 @@ bool mm_cuda_is_host(const mm_backend_state *state, const void *p) {
 }
 
 /* A batch in host memory: copied in, run, and copied out. Waits, unlike one in device memory. */
-static megamoe_status run_host(mm_backend_layer *layer, const megamoe_batch *batch, CUstream stream) {
+static megamoe_status run_host(mm_backend_layer *layer, const megamoe_batch *batch, bool stages, CUstream stream) {
     mm_backend_state *state = layer->state;
     const megamoe_shape *shape = &layer->weights->shape;
     const size_t tokens = batch->token_count, pairs = tokens * shape->experts_per_token;
@@ -51,7 +51,7 @@ static megamoe_status run_host(mm_backend_layer *layer, const megamoe_batch *bat
     MM_TRY(to_device(state, stream, s.token_ids, batch->token_ids, tokens * 4));
     MM_TRY(to_device(state, stream, s.given_ids, batch->expert_ids, pairs * 4));
     MM_TRY(to_device(state, stream, s.given_weights, batch->expert_weights, pairs * 4));
-    MM_TRY(mm_cuda_run_batch(layer, &copy, stream));
+    MM_TRY(mm_cuda_run_batch(layer, &copy, stages, stream));
     return to_host(state, stream, batch->output, s.output, tokens * shape->hidden * 2);
 }
 
@@ -280,14 +280,14 @@ static megamoe_status run_entered(mm_backend_layer *layer, const megamoe_batch *
     uint32_t done = 0;
     mm_scratch s;
     if (host) {
-        MM_TRY(run_host(layer, batch, state->stream));
+        MM_TRY(run_host(layer, batch, stages != NULL, state->stream));
         mm_cuda_scratch(layer, &s);
         stream = state->stream;
         device.hidden = s.hidden, device.output = s.output, device.token_ids = s.token_ids;
         device.expert_ids = batch->expert_ids ? s.given_ids : NULL;
         device.expert_weights = batch->expert_weights ? s.given_weights : NULL;
     } else
-        MM_TRY(mm_cuda_run_batch(layer, batch, stream));
+        MM_TRY(mm_cuda_run_batch(layer, batch, stages != NULL, stream));
     if (!stages) return MEGAMOE_OK;
     if (batch->token_count > 0) MM_TRY(write_stages(layer, &device, stages, stream, &done));
     if (written) *written = done;
