@@ -162,7 +162,8 @@ struct decode_run {
 struct decode_shared {
     uint64_t partials_full[DECODE_BUFFERS], partials_free[DECODE_BUFFERS];
     uint64_t slot_full[DECODE_SLOTS_MAX], slot_free[DECODE_SLOTS_MAX];
-    float largest[2][2][8]; /* by turn, tile, token: see decode_store_quantized */
+    float globals[DECODE_SERVICE_WARPS][4]; /* gate's, up's, h's of the entry: see decode_store_quantized */
+    float largest[2][2][8];                 /* by turn, tile, token: see decode_store_quantized */
     decode_run run;
 };
 
@@ -177,11 +178,17 @@ MM_DEVICE int decode_run_bound(const mm_cuda_gemm_args &p, uint32_t weight, int 
     return at < heavy_weight ? at / weight : heavy_items + (at - heavy_weight) / p.weight_light;
 }
 
+/* What is read of the plan before griddepcontrol.wait: start.cu may still be running, but the plan is in memory. */
+MM_DEVICE int32_t decode_plan_read(const int32_t *at) {
+    return (int32_t)ptx::ld_relaxed_gpu_u32(at);
+}
+
 template <bool L1> MM_DEVICE decode_run decode_run_find(const mm_cuda_gemm_args &p) {
     decode_run run;
     run.items = decode_items_per_entry<L1>(p);
-    run.heavy = (int32_t)ptx::ld_acquire_gpu_u32(&p.plan->heavy); /* start.cu may be running still, the plan is there */
-    const int heavy_items = run.heavy * run.items, light_items = (p.plan->count[p.list] - run.heavy) * run.items;
+    run.heavy = decode_plan_read(&p.plan->heavy);
+    const int heavy_items = run.heavy * run.items;
+    const int light_items = (decode_plan_read(&p.plan->count[p.list]) - run.heavy) * run.items;
     run.first = decode_run_bound(p, p.weight_heavy, heavy_items, light_items, blockIdx.x);
     run.last = decode_run_bound(p, p.weight_heavy, heavy_items, light_items, blockIdx.x + 1);
     return run;
@@ -232,7 +239,7 @@ MM_DEVICE void decode_next_prefetch(const mm_cuda_gemm_args &p, int heavy, int e
     const int last = min(end, first + (int)p.next_items);
 #pragma unroll 1
     for (int i = first; i < last; i++) {
-        const mm_cuda_matrix *m = &p.experts[p.entries[i / items].expert].down;
+        const mm_cuda_matrix *m = &p.experts[decode_plan_read(&p.entries[i / items].expert)].down;
         const uint32_t row = i % items * 32, rows = min(32u, p.k - row);
         ptx::cp_async_bulk_prefetch_L2_global(m->codes + row * m->row_bytes, rows * (uint32_t)m->row_bytes);
         ptx::cp_async_bulk_prefetch_L2_global(m->scales + row * m->scale_row_bytes,
@@ -251,7 +258,7 @@ MM_DEVICE void decode_produce(const mm_cuda_gemm_args &p, decode_shared &sh, con
     };
     for (int i = run.first; i < run.last;) {
         const int a = i / run.items, begin = i - a * run.items, end = min(run.last - a * run.items, run.items);
-        const int expert = p.entries[a].expert;
+        const int expert = decode_plan_read(&p.entries[a].expert);
         if (L1 && PASSES == 2 && a >= run.heavy) {
             const mm_cuda_expert *e = p.experts + expert;
 #pragma unroll 1
@@ -269,7 +276,7 @@ MM_DEVICE void decode_produce(const mm_cuda_gemm_args &p, decode_shared &sh, con
                 }
         i = a * run.items + end;
     }
-    if (L1 && p.next_items) decode_next_prefetch(p, run.heavy, p.plan->count[p.list]);
+    if (L1 && p.next_items) decode_next_prefetch(p, run.heavy, decode_plan_read(&p.plan->count[p.list]));
 }
 
 /* What a service warp knows of an entry: read once, so that no item waits for memory. */
@@ -293,8 +300,19 @@ MM_DEVICE decode_entry decode_entry_read(const mm_cuda_gemm_args &p, int a, int 
     return d;
 }
 
+MM_DEVICE void decode_globals_keep(float *globals, const decode_entry &d) {
+    __syncwarp(); /* the entry before is done with them */
+    if (threadIdx.x % 32 == 0) globals[0] = d.gate_global, globals[1] = d.up_global, globals[2] = d.expert->h_global;
+    __syncwarp();
+}
+
+/* Read where it is used: there is no register to keep it in. */
+MM_DEVICE float decode_h_global(const decode_shared &sh) {
+    return ptx::ld_shared_f32(ptx::cvta_to_shared(&sh.globals[ptx::tid_x() / 32 - DECODE_WARPS][2]));
+}
+
 /* A pair of h under its block: quantized and back, stored; lane g & 3 = 0 of the block's first tile counts. */
-MM_DEVICE void decode_pair_quantize(const mm_cuda_gemm_args &p, const decode_entry &d, float scale,
+MM_DEVICE void decode_pair_quantize(const mm_cuda_gemm_args &p, const decode_entry &d, float scale, float h_global,
                                     mm_nvfp4_block_report report, float2 h, int tile, int g) {
     const int second = g >> 2;
     const bool counts = d.left > second && (g & 3) == 0 && tile % 2 == 0;
@@ -302,7 +320,7 @@ MM_DEVICE void decode_pair_quantize(const mm_cuda_gemm_args &p, const decode_ent
         float *to = p.h32 + (size_t)(d.row + second) * p.n + tile * 8 + (g & 3);
         to[0] = h.x, to[4] = h.y;
     }
-    mm_h_pair_store(p, quantize_pair(h, scale, d.expert->h_global), tile * 8, d.row, d.left, g);
+    mm_h_pair_store(p, quantize_pair(h, scale, h_global), tile * 8, d.row, d.left, g);
     if (counts && report.saturated) atomicAdd(&p.counters->saturated_blocks, 1ull);
     if (counts && report.nonfinite) atomicAdd(&p.counters->nonfinite_blocks, 1ull);
 }
@@ -320,9 +338,11 @@ struct decode_blocks {
 MM_DEVICE void decode_store_quantized(const mm_cuda_gemm_args &p, decode_shared &sh, const decode_entry &d, int tile,
                                       const float4 &s, decode_blocks &blocks) {
     const int thread = (int)ptx::tid_x(), g = thread >> 2 & 7, group = thread / 32 == DECODE_WARPS + 2;
-    /* There are no registers to keep these for the entry, nor the thread's place. */
-    const mm_l1_feature f = mm_l1_feature_read(p, d.expert, tile * 8 + g);
+    /* There are no registers to keep any of this for the entry. */
+    const float *globals = sh.globals[thread / 32 - DECODE_WARPS];
     const mm_row_terms rows = mm_row_terms_read(p, d.row, d.left);
+    mm_l1_feature f = {globals[0], globals[1], 0.0f, 0.0f};
+    if (p.biased) f = mm_l1_feature_read(p, d.expert, tile * 8 + g);
     const float2 h = mm_h_pair(mm_l1_value<false>(p, f, MM_CODE_FACTOR, s.x, s.z, rows.global[0], rows.weight[0]),
                                mm_l1_value<false>(p, f, MM_CODE_FACTOR, s.y, s.w, rows.global[1], rows.weight[1]), g);
     if (group && tile % 2 == 0) {
@@ -341,9 +361,9 @@ MM_DEVICE void decode_store_quantized(const mm_cuda_gemm_args &p, decode_shared 
         blocks.turn ^= 1;
     }
     mm_nvfp4_block_report report;
-    const float scale = quantize_scale(largest, d.expert->h_global, &report);
-    if (group) decode_pair_quantize(p, d, scale, report, blocks.first, tile - 1, g);
-    decode_pair_quantize(p, d, scale, report, h, tile, g);
+    const float scale = quantize_scale(largest, decode_h_global(sh), &report);
+    if (group) decode_pair_quantize(p, d, scale, decode_h_global(sh), report, blocks.first, tile - 1, g);
+    decode_pair_quantize(p, d, scale, decode_h_global(sh), report, h, tile, g);
 }
 
 /* The epilogue of one tile of an item. */
@@ -388,6 +408,7 @@ MM_DEVICE void decode_serve(const mm_cuda_gemm_args &p, decode_shared &sh, const
         const bool full = L1 && PASSES == 2 && a >= run.heavy;
         bool active;
         const decode_entry entry = decode_entry_read<L1>(p, a, group, t, &active);
+        if (QUANTIZED) decode_globals_keep(sh.globals[warp], entry);
 #pragma unroll 1
         for (int pass = full ? PASSES - 1 : 0; pass < PASSES; pass++)
 #pragma unroll 1
