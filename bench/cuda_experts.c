@@ -88,7 +88,7 @@ static void prepare(work *w) {
             w->scratch[r] = (CUdeviceptr)(uintptr_t)to_gpu(w, NULL, w->state->scratch.bytes);
         check(w->state->driver->fill(w->scratch[r], 0, w->state->scratch.bytes, w->state->stream), "fill");
         w->state->scratch_blocks->base = w->scratch[r];
-        if (mm_cuda_run_batch(w->layer, &w->batch[r], false, w->state->stream) != MEGAMOE_OK) die("run");
+        if (mm_cuda_run_batch(w->layer, &w->batch[r], w->state->stream) != MEGAMOE_OK) die("run");
     }
     check(w->state->driver->stream_wait(w->state->stream), "run");
     w->rows /= w->routings, w->hit /= w->routings;
@@ -113,7 +113,7 @@ static CUgraphExec capture(work *w, bool experts_only) {
         w->state->scratch_blocks->base = w->scratch[r];
         megamoe_status s = experts_only ? mm_cuda_run_experts(w->layer, w->tokens, w->batch[r].expert_weights,
                                                               w->state->stream, r == 0)
-                                        : mm_cuda_run_batch(w->layer, &w->batch[r], false, w->state->stream);
+                                        : mm_cuda_run_batch(w->layer, &w->batch[r], w->state->stream);
         if (s != MEGAMOE_OK) die("capture");
     }
     w->state->scratch_blocks->base = w->own_scratch;

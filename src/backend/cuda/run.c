@@ -460,21 +460,32 @@ static megamoe_status run_combine(run *r, const megamoe_batch *batch, const floa
 
 /* ---- entry points --------------------------------------------------------------------------------------- */
 
-megamoe_status mm_cuda_run_batch(mm_backend_layer *layer, const megamoe_batch *batch, bool stages, CUstream stream) {
+static megamoe_status run_batch(run *r, const megamoe_batch *batch) {
     const int32_t *ids = batch->expert_ids;
     const float *weights = batch->expert_weights;
+    if (!ids) {
+        MM_TRY(run_router(r, batch, r->s.expert_ids, r->s.weights));
+        ids = r->s.expert_ids, weights = r->s.weights;
+    }
+    MM_TRY(run_rows(r, batch, ids));
+    if (r->weights->expert_count > 0) MM_TRY(run_experts(r, weights));
+    if (r->weights->shared) MM_TRY(run_shared(r, batch));
+    return run_combine(r, batch, weights);
+}
+
+megamoe_status mm_cuda_run_batch(mm_backend_layer *layer, const megamoe_batch *batch, CUstream stream) {
     run r;
     if (batch->token_count == 0) return MEGAMOE_OK;
     run_begin(&r, layer, batch->token_count, stream);
-    r.stages = stages;
-    if (!ids) {
-        MM_TRY(run_router(&r, batch, r.s.expert_ids, r.s.weights));
-        ids = r.s.expert_ids, weights = r.s.weights;
-    }
-    MM_TRY(run_rows(&r, batch, ids));
-    if (layer->weights->expert_count > 0) MM_TRY(run_experts(&r, weights));
-    if (layer->weights->shared) MM_TRY(run_shared(&r, batch));
-    return run_combine(&r, batch, weights);
+    return run_batch(&r, batch);
+}
+
+megamoe_status mm_cuda_run_stages(mm_backend_layer *layer, const megamoe_batch *batch, CUstream stream) {
+    run r;
+    if (batch->token_count == 0) return MEGAMOE_OK;
+    run_begin(&r, layer, batch->token_count, stream);
+    r.stages = true;
+    return run_batch(&r, batch);
 }
 
 megamoe_status mm_cuda_run_experts(mm_backend_layer *layer, uint32_t token_count, const float *weights, CUstream stream,

@@ -51,7 +51,7 @@ static megamoe_status run_host(mm_backend_layer *layer, const megamoe_batch *bat
     MM_TRY(to_device(state, stream, s.token_ids, batch->token_ids, tokens * 4));
     MM_TRY(to_device(state, stream, s.given_ids, batch->expert_ids, pairs * 4));
     MM_TRY(to_device(state, stream, s.given_weights, batch->expert_weights, pairs * 4));
-    MM_TRY(mm_cuda_run_batch(layer, &copy, stages, stream));
+    MM_TRY((stages ? mm_cuda_run_stages : mm_cuda_run_batch)(layer, &copy, stream));
     return to_host(state, stream, batch->output, s.output, tokens * shape->hidden * 2);
 }
 
@@ -287,7 +287,7 @@ static megamoe_status run_entered(mm_backend_layer *layer, const megamoe_batch *
         device.expert_ids = batch->expert_ids ? s.given_ids : NULL;
         device.expert_weights = batch->expert_weights ? s.given_weights : NULL;
     } else
-        MM_TRY(mm_cuda_run_batch(layer, batch, stages != NULL, stream));
+        MM_TRY((stages ? mm_cuda_run_stages : mm_cuda_run_batch)(layer, batch, stream));
     if (!stages) return MEGAMOE_OK;
     if (batch->token_count > 0) MM_TRY(write_stages(layer, &device, stages, stream, &done));
     if (written) *written = done;

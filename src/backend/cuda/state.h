@@ -110,8 +110,9 @@ void mm_cuda_scratch(const mm_backend_layer *layer, mm_scratch *scratch);
 /* run.c */
 megamoe_status mm_cuda_route(mm_backend_layer *layer, const megamoe_batch *batch, int32_t *expert_ids,
                              float *expert_weights, void *stream);
-/* stages: leave behind what stages.c brings to the host, at the cost of some stores. */
-megamoe_status mm_cuda_run_batch(mm_backend_layer *layer, const megamoe_batch *batch, bool stages, CUstream stream);
+megamoe_status mm_cuda_run_batch(mm_backend_layer *layer, const megamoe_batch *batch, CUstream stream);
+/* The same, and what stages.c brings to the host is left behind, at the cost of some stores. */
+megamoe_status mm_cuda_run_stages(mm_backend_layer *layer, const megamoe_batch *batch, CUstream stream);
 /* The two expert GEMMs (and nvfp4's quantization between) alone, on the plan and staged rows of the last run. For
  * measuring. */
 megamoe_status mm_cuda_run_experts(mm_backend_layer *layer, uint32_t token_count, const float *weights, CUstream stream,
