@@ -162,8 +162,11 @@ struct decode_run {
 struct decode_shared {
     uint64_t partials_full[DECODE_BUFFERS], partials_free[DECODE_BUFFERS];
     uint64_t slot_full[DECODE_SLOTS_MAX], slot_free[DECODE_SLOTS_MAX];
-    float globals[DECODE_SERVICE_WARPS][4]; /* gate's, up's, h's of the entry: see decode_store_quantized */
-    float largest[2][2][8];                 /* by turn, tile, token: see decode_store_quantized */
+    /* What service warps keep for decode_store_quantized: gate's, up's, h's global scale; blocks saturated, not finite.
+     */
+    float globals[DECODE_SERVICE_WARPS][4];
+    uint32_t blocks[DECODE_SERVICE_WARPS][2];
+    float largest[2][2][8]; /* by turn, tile, token: see decode_store_quantized */
     decode_run run;
 };
 
@@ -311,18 +314,34 @@ MM_DEVICE float decode_h_global(const decode_shared &sh) {
     return ptx::ld_shared_f32(ptx::cvta_to_shared(&sh.globals[ptx::tid_x() / 32 - DECODE_WARPS][2]));
 }
 
-/* A pair of h under its block: quantized and back, stored; lane g & 3 = 0 of the block's first tile counts. */
+/* A pair of h under its block: quantized and back, stored. */
 MM_DEVICE void decode_pair_quantize(const mm_cuda_gemm_args &p, const decode_entry &d, float scale, float h_global,
-                                    mm_nvfp4_block_report report, float2 h, int tile, int g) {
+                                    float2 h, int tile, int g) {
     const int second = g >> 2;
-    const bool counts = d.left > second && (g & 3) == 0 && tile % 2 == 0;
     if (p.h32 && d.left > second) {
         float *to = p.h32 + (size_t)(d.row + second) * p.n + tile * 8 + (g & 3);
         to[0] = h.x, to[4] = h.y;
     }
     mm_h_pair_store(p, quantize_pair(h, scale, h_global), tile * 8, d.row, d.left, g);
-    if (counts && report.saturated) atomicAdd(&p.counters->saturated_blocks, 1ull);
-    if (counts && report.nonfinite) atomicAdd(&p.counters->nonfinite_blocks, 1ull);
+}
+
+/* Blocks are counted by the warp that has the second tile; lanes g & 3 = 0 stand for their tokens. */
+MM_DEVICE void decode_blocks_count(decode_shared &sh, const decode_entry &d, mm_nvfp4_block_report report, int tile,
+                                   int g) {
+    const bool counts = tile % 2 && (g & 3) == 0 && d.left > g >> 2;
+    const uint32_t saturated = ptx::vote_sync_ballot(counts && report.saturated, ~0u);
+    const uint32_t nonfinite = ptx::vote_sync_ballot(counts && report.nonfinite, ~0u);
+    if (saturated + nonfinite == 0 || threadIdx.x % 32) return;
+    sh.blocks[threadIdx.x / 32 - DECODE_WARPS][0] += __popc(saturated);
+    sh.blocks[threadIdx.x / 32 - DECODE_WARPS][1] += __popc(nonfinite);
+}
+
+/* To memory, once: where everything saturates, atomics on one address would take longer than all else. */
+MM_DEVICE void decode_blocks_add(const mm_cuda_gemm_args &p, const decode_shared &sh) {
+    const uint32_t *blocks = sh.blocks[threadIdx.x / 32 - DECODE_WARPS];
+    if (threadIdx.x % 32) return;
+    if (blocks[0]) atomicAdd(&p.counters->saturated_blocks, (unsigned long long)blocks[0]);
+    if (blocks[1]) atomicAdd(&p.counters->nonfinite_blocks, (unsigned long long)blocks[1]);
 }
 
 /* What a service warp keeps between the tiles that it quantizes. */
@@ -362,8 +381,9 @@ MM_DEVICE void decode_store_quantized(const mm_cuda_gemm_args &p, decode_shared 
     }
     mm_nvfp4_block_report report;
     const float scale = quantize_scale(largest, decode_h_global(sh), &report);
-    if (group) decode_pair_quantize(p, d, scale, decode_h_global(sh), report, blocks.first, tile - 1, g);
-    decode_pair_quantize(p, d, scale, decode_h_global(sh), report, h, tile, g);
+    decode_blocks_count(sh, d, report, tile, g);
+    if (group) decode_pair_quantize(p, d, scale, decode_h_global(sh), blocks.first, tile - 1, g);
+    decode_pair_quantize(p, d, scale, decode_h_global(sh), h, tile, g);
 }
 
 /* The epilogue of one tile of an item. */
@@ -402,6 +422,7 @@ MM_DEVICE void decode_serve(const mm_cuda_gemm_args &p, decode_shared &sh, const
     const int warp = threadIdx.x / 32 - DECODE_WARPS, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
     const int group = warp / 2, first_tile = warp & 1, last_tile = group ? 1 : first_tile;
     decode_blocks blocks = {make_float2(0.0f, 0.0f), 0};
+    if (QUANTIZED && lane == 0) sh.blocks[warp][0] = sh.blocks[warp][1] = 0;
     int done = 0;
     for (int i = run.first; i < run.last;) {
         const int a = i / run.items, end = min(run.last - a * run.items, run.items);
@@ -436,6 +457,7 @@ MM_DEVICE void decode_serve(const mm_cuda_gemm_args &p, decode_shared &sh, const
             }
         i = a * run.items + end;
     }
+    if (QUANTIZED) decode_blocks_add(p, sh);
 }
 
 /* A consumer warp's partial sums into the tile's buffer. */

@@ -10,18 +10,20 @@
 
 enum { PLAN_THREADS = 1024 };
 
-/* The same from memory, or (a small batch) from shared memory, where every thread has looked up its pairs at once. */
-MM_DEVICE int plan_local(const mm_cuda_plan_args &p, const int16_t *locals, uint32_t pair) {
-    int32_t id;
-    return locals ? locals[pair] : plan_expert(p, pair, &id);
+/* The block's pairs, looked up at once by all its threads: [block_pairs] in shared memory. */
+MM_DEVICE void plan_locals_read(const mm_cuda_plan_args &p, plan_run run, int16_t *locals) {
+    const uint32_t pairs = p.token_count * p.slots_per_token;
+    for (uint32_t i = threadIdx.x; i < p.block_pairs && run.block + i < pairs; i += blockDim.x) {
+        int32_t id;
+        locals[i] = (int16_t)plan_expert(p, run.block + i, &id);
+    }
 }
 
 MM_DEVICE plan_run plan_warp_run(const mm_cuda_plan_args &p, uint32_t block) {
     const uint32_t pairs = p.token_count * p.slots_per_token, warp = threadIdx.x / 32;
-    const unsigned long long parts = (unsigned long long)p.block_count * p.warp_count;
-    const unsigned long long part = (unsigned long long)block * p.warp_count + warp;
-    if (warp >= p.warp_count) return {0, 0};
-    return {(uint32_t)(pairs * part / parts), (uint32_t)(pairs * (part + 1) / parts)};
+    const uint32_t first = min(block * p.block_pairs, pairs), count = min(p.block_pairs, pairs - first);
+    if (warp >= p.warp_count) return {0, 0, first};
+    return {first + count * warp / p.warp_count, first + count * (warp + 1) / p.warp_count, first};
 }
 
 /* counts: [warp_count, expert_count] in shared memory; becomes, per expert, the exclusive sums over warps. */
@@ -32,7 +34,7 @@ MM_DEVICE void plan_count(const mm_cuda_plan_args &p, plan_run run, const int16_
     for (uint32_t i = threadIdx.x; i < p.warp_count * p.expert_count; i += blockDim.x) counts[i] = 0;
     __syncthreads();
     for (uint32_t base = run.first; base < run.last; base += 32) {
-        const int local = base + lane < run.last ? plan_local(p, locals, base + lane) : -1;
+        const int local = base + lane < run.last ? locals[base + lane - run.block] : -1;
         const uint32_t peers = __match_any_sync(~0u, local);
         if (local >= 0 && (peers & ((1u << lane) - 1)) == 0) mine[local] += __popc(peers);
         __syncwarp();
@@ -96,7 +98,7 @@ MM_DEVICE void plan_place(const mm_cuda_plan_args &p, plan_run run, const int16_
     uint32_t *mine = counts + threadIdx.x / 32 * p.expert_count;
     for (uint32_t base = run.first; base < run.last; base += 32) {
         const uint32_t pair = base + lane;
-        const int local = pair < run.last ? plan_local(p, locals, pair) : -1;
+        const int local = pair < run.last ? locals[pair - run.block] : -1;
         const uint32_t peers = __match_any_sync(~0u, local), ahead = peers & ((1u << lane) - 1);
         uint32_t row = 0;
         if (local >= 0) row = before[local] + mine[local] + __popc(ahead);
@@ -108,7 +110,8 @@ MM_DEVICE void plan_place(const mm_cuda_plan_args &p, plan_run run, const int16_
     }
 }
 
-/* Dynamic shared memory of all: counts [warp_count, expert_count], totals [expert_count], seen [E], locals [pairs]. */
+/* Dynamic shared memory of all: counts [warp_count, expert_count], totals [expert_count], seen [E], locals
+ * [block_pairs]. */
 #define PLAN_SHARED() MM_SHARED_DYNAMIC(uint32_t, plan_shared, 4)
 
 /* Two blocks: the first sorts, the second keeps the layer's counters, which nobody waits for. */
@@ -123,10 +126,7 @@ extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_whole(MM_G
         plan_account(p, run, seen);
         return;
     }
-    for (uint32_t pair = threadIdx.x; pair < p.token_count * p.slots_per_token; pair += PLAN_THREADS) {
-        int32_t id;
-        locals[pair] = (int16_t)plan_expert(p, pair, &id);
-    }
+    plan_locals_read(p, run, locals);
     plan_count(p, run, locals, counts, totals); /* synchronizes before it reads locals */
     plan_scan(p, totals);
     plan_place(p, run, locals, counts, totals);
@@ -136,6 +136,7 @@ extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_whole(MM_G
 extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_count(MM_GRID_CONSTANT(mm_cuda_plan_args, p)) {
     PLAN_SHARED();
     uint32_t *counts = plan_shared, *totals = counts + p.warp_count * p.expert_count, *seen = totals + p.expert_count;
+    int16_t *locals = (int16_t *)(seen + p.expert_total);
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
     const plan_run run = plan_warp_run(p, blockIdx.x % p.block_count);
@@ -143,7 +144,8 @@ extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_count(MM_G
         plan_account(p, run, seen);
         return;
     }
-    plan_count(p, run, NULL, counts, totals);
+    plan_locals_read(p, run, locals);
+    plan_count(p, run, locals, counts, totals);
     for (uint32_t e = threadIdx.x; e < p.expert_count; e += blockDim.x)
         p.block_counts[blockIdx.x * p.expert_count + e] = totals[e];
 }
@@ -178,14 +180,16 @@ extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_scan(MM_GR
 extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_place(MM_GRID_CONSTANT(mm_cuda_plan_args, p)) {
     PLAN_SHARED();
     uint32_t *counts = plan_shared, *totals = counts + p.warp_count * p.expert_count;
+    int16_t *locals = (int16_t *)(totals + p.expert_count + p.expert_total);
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
     const plan_run run = plan_warp_run(p, blockIdx.x);
-    plan_count(p, run, NULL, counts, totals);
+    plan_locals_read(p, run, locals);
+    plan_count(p, run, locals, counts, totals);
     for (uint32_t e = threadIdx.x; e < p.expert_count; e += blockDim.x)
         totals[e] = (uint32_t)p.offsets[e] + p.block_counts[blockIdx.x * p.expert_count + e];
     __syncthreads();
-    plan_place(p, run, NULL, counts, totals);
+    plan_place(p, run, locals, counts, totals);
 }
 
 /* The plan of rows that are sorted already: ends [group_count] are cumulative, clipped to row_count. One block. */

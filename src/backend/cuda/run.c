@@ -19,7 +19,6 @@ enum {
     START_OTHER_BLOCKS = 2,
     START_THREADS = 256,
     PLAN_SMALL_PAIRS = 4096, /* one block sorts so many pairs faster than three launches do */
-    PLAN_BLOCKS = 64,
     PLAN_THREADS = 1024,
     PLAN_COUNTER_BYTES = 131072, /* shared memory for counters, hence the warps that count; sm_120 has less */
     PLAN_STATIC_BYTES = 1024,    /* what the kernels declare, and the system reserves */
@@ -183,9 +182,10 @@ static mm_cuda_plan_args plan_args(const run *r, const int32_t *ids) {
 static megamoe_status run_plan(run *r, const int32_t *ids) {
     const uint32_t experts = r->weights->expert_count, e = experts > 0 ? experts : 1;
     const bool small = r->pair_count <= PLAN_SMALL_PAIRS;
-    const uint32_t other_bytes = 4 * (experts + r->weights->shape.expert_count) + (small ? 2 * r->pair_count : 0);
     mm_cuda_plan_args args = plan_args(r, ids);
-    args.block_count = small ? 1 : PLAN_BLOCKS;
+    args.block_count = small ? 1 : MM_CUDA_PLAN_BLOCKS;
+    args.block_pairs = (r->pair_count + args.block_count - 1) / args.block_count;
+    const uint32_t other_bytes = 4 * (experts + r->weights->shape.expert_count) + 2 * args.block_pairs;
     args.warp_count = plan_warps(r, args.block_count, e, other_bytes);
     void *arguments[] = {&args};
     mm_launch how = {.grid = {args.block_count}, .threads = PLAN_THREADS};

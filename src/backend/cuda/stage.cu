@@ -27,7 +27,7 @@ MM_DEVICE uint32_t stage_pair(const mm_cuda_stage_args &p, uint32_t row, uint32_
     return p.row_pair && row < rows ? (uint32_t)p.row_pair[row] : row * p.slots_per_token;
 }
 
-MM_DEVICE void stage_row(const mm_cuda_stage_args &p, uint32_t row, uint32_t pair) {
+MM_DEVICE void stage_row(const mm_cuda_stage_args &p, uint32_t row, uint32_t pair, stage_blocks *blocks) {
     const size_t source = pair / p.slots_per_token;
     const uint32_t thread = threadIdx.x, t = thread & 3;
     const bool counts = stage_counts(p, pair);
@@ -38,7 +38,6 @@ MM_DEVICE void stage_row(const mm_cuda_stage_args &p, uint32_t row, uint32_t pai
         global = mm_nvfp4_global_from_amax(stage_row_amax(p, source));
     if (p.experts) global = p.experts[expert].h_global;
     if (p.globals && thread == 0) p.globals[row] = global;
-    uint32_t saturated = 0, nonfinite = 0;
     for (uint32_t group = thread >> 3; group * 128 < p.pitch; group += blockDim.x / 8) {
         const uint32_t k = group * 128 + stage_offset();
         float value[STAGE_VALUES];
@@ -46,7 +45,7 @@ MM_DEVICE void stage_row(const mm_cuda_stage_args &p, uint32_t row, uint32_t pai
             stage_read(p, source * p.columns + k, value);
             if (p.quantize) {
                 const mm_nvfp4_block_report report = stage_quantize(p, (size_t)row * p.columns + k, global, value);
-                saturated += report.saturated, nonfinite += report.nonfinite;
+                if (counts) blocks->saturated += report.saturated, blocks->nonfinite += report.nonfinite;
             }
         } else
 #pragma unroll
@@ -55,20 +54,20 @@ MM_DEVICE void stage_row(const mm_cuda_stage_args &p, uint32_t row, uint32_t pai
         const uint4 word[2] = {stage_word(value, t), stage_word(value + 8, t)};
         stage_pair_store(p, row, k, word);
     }
-    if (counts && saturated) atomicAdd(&p.counters->saturated_blocks, (unsigned long long)saturated);
-    if (counts && nonfinite) atomicAdd(&p.counters->nonfinite_blocks, (unsigned long long)nonfinite);
 }
 
 extern "C" __global__ void __launch_bounds__(STAGE_THREADS_MAX) mm_stage(MM_GRID_CONSTANT(mm_cuda_stage_args, p)) {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
     const uint32_t rows = p.plan ? (uint32_t)p.plan->rows : p.row_count;
+    stage_blocks blocks = {0, 0};
     uint32_t next = stage_pair(p, blockIdx.x, rows);
     for (uint32_t row = blockIdx.x; row < rows; row += gridDim.x) {
         const uint32_t pair = next;
         next = stage_pair(p, row + gridDim.x, rows);
-        stage_row(p, row, pair);
+        stage_row(p, row, pair, &blocks);
     }
+    if (p.quantize && p.counters) stage_blocks_add(p, blocks);
 }
 
 /* Eight values of BF16 as stage_word makes them of eight floats. */
@@ -79,8 +78,7 @@ MM_DEVICE uint4 stage_word_bf16(const uint4 &v) {
 }
 
 /* The same for BF16 that is not quantized, in few registers: traffic needs many threads at once. */
-extern "C" __global__ void __launch_bounds__(STAGE_THREADS_MAX, 4)
-    mm_stage_bf16(MM_GRID_CONSTANT(mm_cuda_stage_args, p)) {
+extern "C" __global__ void __launch_bounds__(STAGE_THREADS_MAX) mm_stage_bf16(MM_GRID_CONSTANT(mm_cuda_stage_args, p)) {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
     const uint32_t rows = p.plan ? (uint32_t)p.plan->rows : p.row_count;

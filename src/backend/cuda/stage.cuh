@@ -87,9 +87,20 @@ MM_DEVICE uint4 stage_word(const float *v, uint32_t t) {
                              t, 0xFu << (threadIdx.x & 28));
 }
 
-MM_DEVICE void stage_count(const mm_cuda_stage_args &p, mm_nvfp4_block_report report) {
-    if (p.counters && report.saturated) atomicAdd(&p.counters->saturated_blocks, 1ull);
-    if (p.counters && report.nonfinite) atomicAdd(&p.counters->nonfinite_blocks, 1ull);
+/* Blocks that a thread has quantized, for the layer's counters. */
+struct stage_blocks {
+    uint32_t saturated, nonfinite;
+};
+
+/* The sums of each warp, once; all threads of the block take part. Were everything to saturate, one atomic for every
+ * block would take longer than all else. */
+MM_DEVICE void stage_blocks_add(const mm_cuda_stage_args &p, stage_blocks blocks) {
+    __syncthreads();
+    blocks.saturated = __reduce_add_sync(~0u, blocks.saturated);
+    blocks.nonfinite = __reduce_add_sync(~0u, blocks.nonfinite);
+    if (threadIdx.x % 32) return;
+    if (blocks.saturated) atomicAdd(&p.counters->saturated_blocks, (unsigned long long)blocks.saturated);
+    if (blocks.nonfinite) atomicAdd(&p.counters->nonfinite_blocks, (unsigned long long)blocks.nonfinite);
 }
 
 /* Sixteen values, quantized or not, as the two staged words that they are; k: where they begin in the row. */

@@ -117,6 +117,7 @@ MM_DEVICE void start_stage(const mm_cuda_plan_args &p, const mm_cuda_stage_args 
     const uint32_t first = part * (START_THREADS / 8) + threadIdx.x / 8, t = threadIdx.x & 3;
     const size_t source = (size_t)token * s.columns;
     float value[STAGE_VALUES], global = s.global;
+    stage_blocks blocks = {0, 0};
     if (first * 128 + stage_offset() < s.columns) stage_read(s, source + first * 128 + stage_offset(), value);
     if (!start_rows(p, token, rows)) return;
     if (s.quantize && s.global_mode == MEGAMOE_GLOBAL_TOKEN)
@@ -127,7 +128,10 @@ MM_DEVICE void start_stage(const mm_cuda_plan_args &p, const mm_cuda_stage_args 
         const uint32_t k = group * 128 + stage_offset();
         if (k < s.columns) {
             if (group != first) stage_read(s, source + k, value);
-            if (s.quantize) stage_count(s, stage_quantize(s, source + k, global, value));
+            if (s.quantize) {
+                const mm_nvfp4_block_report report = stage_quantize(s, source + k, global, value);
+                blocks.saturated += report.saturated, blocks.nonfinite += report.nonfinite;
+            }
         } else
 #pragma unroll
             for (int i = 0; i < STAGE_VALUES; i++) value[i] = 0.0f;
@@ -135,6 +139,7 @@ MM_DEVICE void start_stage(const mm_cuda_plan_args &p, const mm_cuda_stage_args 
         for (uint32_t slot = 0; slot < p.slots_per_token; slot++)
             if (rows[slot] >= 0) stage_pair_store(s, rows[slot], k, word);
     }
+    if (s.counters) stage_blocks_add(s, blocks);
 }
 
 /* Dynamic shared memory: sets [expert_count, words]; of the counting block: seen [E]. */
@@ -154,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(START_THREADS)
     ptx::griddepcontrol_launch_dependents();
     if (blockIdx.x == START_COUNT_BLOCK) {
         const uint32_t warp = threadIdx.x / 32, warps = START_THREADS / 32;
-        plan_account(p, {pairs * warp / warps, pairs * (warp + 1) / warps}, start_shared);
+        plan_account(p, {pairs * warp / warps, pairs * (warp + 1) / warps, 0}, start_shared);
         return;
     }
     const uint32_t unit = blockIdx.x - START_OTHER_BLOCKS;
