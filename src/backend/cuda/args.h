@@ -11,13 +11,12 @@
 #include <cuda.h>
 
 enum {
-    MM_CUDA_GROUP = 128,       /* K is permuted within groups of this many values; staged rows are padded to it */
-    MM_CUDA_DECODE_ROWS = 16,  /* experts with at most this many rows go to the decode kernels */
-    MM_CUDA_DECODE_LIGHT = 8,  /* and those with at most this many need one 8-wide MMA per weight fragment, not two */
-    MM_CUDA_MID_ROWS = 64,     /* widest token tile of the mid-range tile kernels */
-    MM_CUDA_WIDE_ROWS = 160,   /* and of the wide ones: 2 x m64 x n160 accumulators fill a warpgroup's registers */
-    MM_CUDA_PLAN_BLOCKS = 128, /* that count and place the pairs of a large batch */
-    MM_CUDA_PLANES = 3,        /* BF16 terms that add up to an fp32 router weight exactly */
+    MM_CUDA_GROUP = 128,      /* K is permuted within groups of this many values; staged rows are padded to it */
+    MM_CUDA_DECODE_ROWS = 16, /* experts with at most this many rows go to the decode kernels */
+    MM_CUDA_DECODE_LIGHT = 8, /* and those with at most this many need one 8-wide MMA per weight fragment, not two */
+    MM_CUDA_MID_ROWS = 64,    /* widest token tile of the mid-range tile kernels */
+    MM_CUDA_WIDE_ROWS = 160,  /* and of the wide ones: 2 x m64 x n160 accumulators fill a warpgroup's registers */
+    MM_CUDA_PLANES = 3,       /* BF16 terms that add up to an fp32 router weight exactly */
 };
 
 /* mm_matrix with device pointers. */
@@ -59,13 +58,12 @@ typedef struct mm_cuda_plan_args {
     uint32_t token_count, slots_per_token, expert_total, expert_count;
     uint32_t decode_rows, mid_rows; /* experts with at most so many rows go to DECODE, MID; the others to WIDE */
     uint32_t entry_rows[MM_CUDA_LIST_COUNT]; /* entries are split at these many rows */
-    uint32_t block_count;                    /* of the counting and placing kernels */
-    uint32_t block_pairs;                    /* that each of them takes; the last ones fewer */
-    uint32_t warp_count;                     /* of a block that count: as many as shared memory has counters for */
-    uint32_t *block_counts;                  /* [block_count, expert_count] */
-    int32_t *offsets;                        /* [expert_count + 1] */
-    int32_t *row_pair;                       /* [rows] pair = token * K + slot of a sorted row */
-    int32_t *pair_row;                       /* [T, K] the inverse; -1: the slot adds nothing here */
+    uint32_t block_count;   /* of the counting and placing kernels; pairs are dealt out in equal runs */
+    uint32_t warp_count;    /* of a block that count: as many as shared memory has counters for */
+    uint32_t *block_counts; /* [block_count, expert_count] */
+    int32_t *offsets;       /* [expert_count + 1] */
+    int32_t *row_pair;      /* [rows] pair = token * K + slot of a sorted row */
+    int32_t *pair_row;      /* [T, K] the inverse; -1: the slot adds nothing here */
     mm_cuda_plan *plan;
     mm_cuda_entry *entries[MM_CUDA_LIST_COUNT];
     mm_cuda_counters *counters;

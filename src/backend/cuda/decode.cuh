@@ -164,7 +164,7 @@ struct decode_shared {
     uint64_t slot_full[DECODE_SLOTS_MAX], slot_free[DECODE_SLOTS_MAX];
     /* What service warps keep for decode_store_quantized: gate's, up's, h's global scale; blocks saturated, not finite.
      */
-    float globals[DECODE_SERVICE_WARPS][4];
+    alignas(16) float globals[DECODE_SERVICE_WARPS][4];
     uint32_t blocks[DECODE_SERVICE_WARPS][2];
     float largest[2][2][8]; /* by turn, tile, token: see decode_store_quantized */
     decode_run run;
@@ -305,7 +305,8 @@ MM_DEVICE decode_entry decode_entry_read(const mm_cuda_gemm_args &p, int a, int 
 
 MM_DEVICE void decode_globals_keep(float *globals, const decode_entry &d) {
     __syncwarp(); /* the entry before is done with them */
-    if (threadIdx.x % 32 == 0) globals[0] = d.gate_global, globals[1] = d.up_global, globals[2] = d.expert->h_global;
+    if (threadIdx.x % 32 == 0)
+        ptx::st_shared_v4_f32(ptx::cvta_to_shared(globals), d.gate_global, d.up_global, d.expert->h_global, 0.0f);
     __syncwarp();
 }
 

@@ -312,7 +312,7 @@ static void scratch_lay(const mm_backend_layer *layer, arena *a, mm_scratch *s) 
     s->expert_ids = take(a, pairs, 4), s->weights = take(a, pairs, 4);
     s->row_pair = take(a, pairs, 4), s->pair_row = take(a, pairs, 4), s->offsets = take(a, e + 1, 4);
     s->logits = take(a, (tokens + 512) * shape->expert_count, 4);
-    s->block_counts = take(a, e * MM_CUDA_PLAN_BLOCKS, 4), s->plan = take(a, 1, sizeof *s->plan);
+    s->block_counts = take(a, e * 64, 4), s->plan = take(a, 1, sizeof *s->plan);
     for (int i = 0; i < MM_CUDA_LIST_COUNT; i++) s->entries[i] = take(a, e + pairs / 8 + 1, sizeof(mm_cuda_entry));
     s->row_global = take(a, rows, 4);
     s->x = take(a, rows * layer->h_pitch, 2), s->h = take(a, rows * layer->i_pitch, 2),

@@ -10,20 +10,18 @@
 
 enum { PLAN_THREADS = 1024 };
 
-/* The block's pairs, looked up at once by all its threads: [block_pairs] in shared memory. */
-MM_DEVICE void plan_locals_read(const mm_cuda_plan_args &p, plan_run run, int16_t *locals) {
-    const uint32_t pairs = p.token_count * p.slots_per_token;
-    for (uint32_t i = threadIdx.x; i < p.block_pairs && run.block + i < pairs; i += blockDim.x) {
-        int32_t id;
-        locals[i] = (int16_t)plan_expert(p, run.block + i, &id);
-    }
+/* The same from memory, or (a small batch) from shared memory, where every thread has looked up its pairs at once. */
+MM_DEVICE int plan_local(const mm_cuda_plan_args &p, const int16_t *locals, uint32_t pair) {
+    int32_t id;
+    return locals ? locals[pair] : plan_expert(p, pair, &id);
 }
 
 MM_DEVICE plan_run plan_warp_run(const mm_cuda_plan_args &p, uint32_t block) {
     const uint32_t pairs = p.token_count * p.slots_per_token, warp = threadIdx.x / 32;
-    const uint32_t first = min(block * p.block_pairs, pairs), count = min(p.block_pairs, pairs - first);
-    if (warp >= p.warp_count) return {0, 0, first};
-    return {first + count * warp / p.warp_count, first + count * (warp + 1) / p.warp_count, first};
+    const unsigned long long parts = (unsigned long long)p.block_count * p.warp_count;
+    const unsigned long long part = (unsigned long long)block * p.warp_count + warp;
+    if (warp >= p.warp_count) return {0, 0};
+    return {(uint32_t)(pairs * part / parts), (uint32_t)(pairs * (part + 1) / parts)};
 }
 
 /* counts: [warp_count, expert_count] in shared memory; becomes, per expert, the exclusive sums over warps. */
@@ -34,7 +32,7 @@ MM_DEVICE void plan_count(const mm_cuda_plan_args &p, plan_run run, const int16_
     for (uint32_t i = threadIdx.x; i < p.warp_count * p.expert_count; i += blockDim.x) counts[i] = 0;
     __syncthreads();
     for (uint32_t base = run.first; base < run.last; base += 32) {
-        const int local = base + lane < run.last ? locals[base + lane - run.block] : -1;
+        const int local = base + lane < run.last ? plan_local(p, locals, base + lane) : -1;
         const uint32_t peers = __match_any_sync(~0u, local);
         if (local >= 0 && (peers & ((1u << lane) - 1)) == 0) mine[local] += __popc(peers);
         __syncwarp();
@@ -98,7 +96,7 @@ MM_DEVICE void plan_place(const mm_cuda_plan_args &p, plan_run run, const int16_
     uint32_t *mine = counts + threadIdx.x / 32 * p.expert_count;
     for (uint32_t base = run.first; base < run.last; base += 32) {
         const uint32_t pair = base + lane;
-        const int local = pair < run.last ? locals[pair - run.block] : -1;
+        const int local = pair < run.last ? plan_local(p, locals, pair) : -1;
         const uint32_t peers = __match_any_sync(~0u, local), ahead = peers & ((1u << lane) - 1);
         uint32_t row = 0;
         if (local >= 0) row = before[local] + mine[local] + __popc(ahead);
@@ -110,8 +108,7 @@ MM_DEVICE void plan_place(const mm_cuda_plan_args &p, plan_run run, const int16_
     }
 }
 
-/* Dynamic shared memory of all: counts [warp_count, expert_count], totals [expert_count], seen [E], locals
- * [block_pairs]. */
+/* Dynamic shared memory of all: counts [warp_count, expert_count], totals [expert_count], seen [E], locals [pairs]. */
 #define PLAN_SHARED() MM_SHARED_DYNAMIC(uint32_t, plan_shared, 4)
 
 /* Two blocks: the first sorts, the second keeps the layer's counters, which nobody waits for. */
@@ -120,76 +117,63 @@ extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_whole(MM_G
     uint32_t *counts = plan_shared, *totals = counts + p.warp_count * p.expert_count, *seen = totals + p.expert_count;
     int16_t *locals = (int16_t *)(seen + p.expert_total);
     ptx::griddepcontrol_wait();
-    ptx::griddepcontrol_launch_dependents(); /* staging, which waits for the plan before it lets the next one begin */
     const plan_run run = plan_warp_run(p, 0);
     if (blockIdx.x == 1) {
         plan_account(p, run, seen);
         return;
     }
-    plan_locals_read(p, run, locals);
+    for (uint32_t pair = threadIdx.x; pair < p.token_count * p.slots_per_token; pair += PLAN_THREADS) {
+        int32_t id;
+        locals[pair] = (int16_t)plan_expert(p, pair, &id);
+    }
     plan_count(p, run, locals, counts, totals); /* synchronizes before it reads locals */
     plan_scan(p, totals);
     plan_place(p, run, locals, counts, totals);
 }
 
-/* Twice block_count blocks: the second half keeps the layer's counters. */
 extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_count(MM_GRID_CONSTANT(mm_cuda_plan_args, p)) {
     PLAN_SHARED();
     uint32_t *counts = plan_shared, *totals = counts + p.warp_count * p.expert_count, *seen = totals + p.expert_count;
-    int16_t *locals = (int16_t *)(seen + p.expert_total);
     ptx::griddepcontrol_wait();
-    ptx::griddepcontrol_launch_dependents();
-    const plan_run run = plan_warp_run(p, blockIdx.x % p.block_count);
-    if (blockIdx.x >= p.block_count) {
-        plan_account(p, run, seen);
-        return;
-    }
-    plan_locals_read(p, run, locals);
-    plan_count(p, run, locals, counts, totals);
+    const plan_run run = plan_warp_run(p, blockIdx.x);
+    plan_count(p, run, NULL, counts, totals);
     for (uint32_t e = threadIdx.x; e < p.expert_count; e += blockDim.x)
         p.block_counts[blockIdx.x * p.expert_count + e] = totals[e];
+    plan_account(p, run, seen);
 }
 
-/* One block, a warp per expert. block_counts become how many rows of an expert the blocks before have. */
+/* One block. block_counts become where each block's rows of an expert begin. */
 extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_scan(MM_GRID_CONSTANT(mm_cuda_plan_args, p)) {
     PLAN_SHARED();
     uint32_t *totals = plan_shared;
-    const uint32_t lane = threadIdx.x % 32;
     ptx::griddepcontrol_wait();
-    ptx::griddepcontrol_launch_dependents();
-    for (uint32_t e = threadIdx.x / 32; e < p.expert_count; e += PLAN_THREADS / 32) {
-        uint32_t before = 0;
-#pragma unroll 2
-        for (uint32_t base = 0; base < p.block_count; base += 32) {
-            uint32_t *at = p.block_counts + (base + lane) * p.expert_count + e;
-            const uint32_t count = base + lane < p.block_count ? *at : 0;
-            uint32_t sum = count;
-            for (uint32_t i = 1; i < 32; i <<= 1) {
-                const uint32_t other = __shfl_up_sync(~0u, sum, i);
-                if (lane >= i) sum += other;
-            }
-            if (base + lane < p.block_count) *at = before + sum - count;
-            before += __shfl_sync(~0u, sum, 31);
-        }
-        if (lane == 0) totals[e] = before;
+    for (uint32_t e = threadIdx.x; e < p.expert_count; e += blockDim.x) {
+        uint32_t sum = 0;
+#pragma unroll 8
+        for (uint32_t b = 0; b < p.block_count; b++) sum += p.block_counts[b * p.expert_count + e];
+        totals[e] = sum;
     }
     __syncthreads();
     plan_scan(p, totals);
+    for (uint32_t e = threadIdx.x; e < p.expert_count; e += blockDim.x) {
+        uint32_t row = totals[e];
+#pragma unroll 8
+        for (uint32_t b = 0; b < p.block_count; b++) {
+            uint32_t c = p.block_counts[b * p.expert_count + e];
+            p.block_counts[b * p.expert_count + e] = row;
+            row += c;
+        }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1) mm_plan_place(MM_GRID_CONSTANT(mm_cuda_plan_args, p)) {
     PLAN_SHARED();
     uint32_t *counts = plan_shared, *totals = counts + p.warp_count * p.expert_count;
-    int16_t *locals = (int16_t *)(totals + p.expert_count + p.expert_total);
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
     const plan_run run = plan_warp_run(p, blockIdx.x);
-    plan_locals_read(p, run, locals);
-    plan_count(p, run, locals, counts, totals);
-    for (uint32_t e = threadIdx.x; e < p.expert_count; e += blockDim.x)
-        totals[e] = (uint32_t)p.offsets[e] + p.block_counts[blockIdx.x * p.expert_count + e];
-    __syncthreads();
-    plan_place(p, run, locals, counts, totals);
+    plan_count(p, run, NULL, counts, totals);
+    plan_place(p, run, NULL, counts, p.block_counts + blockIdx.x * p.expert_count);
 }
 
 /* The plan of rows that are sorted already: ends [group_count] are cumulative, clipped to row_count. One block. */

@@ -13,7 +13,6 @@ MM_DEVICE int plan_expert(const mm_cuda_plan_args &p, uint32_t pair, int32_t *id
 
 struct plan_run {
     uint32_t first, last; /* pairs of this warp */
-    uint32_t block;       /* the block's first */
 };
 
 /* Adds the block's ids to the layer's counters. seen: [E] in shared memory. */

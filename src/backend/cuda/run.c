@@ -4,8 +4,10 @@
  * with other data and other routing.
  *
  * Launches after the first are programmatic: each kernel begins early and waits (griddepcontrol.wait) before it touches
- * what another one wrote. The decode kernels read the plan before that wait, to fetch weights: that is safe because the
- * kernel launched before them (staging, or a tile kernel after it) began only when the plan was complete.
+ * what another one wrote. The decode kernels read the plan before that wait, to fetch weights, and combine reads it
+ * too: that is safe because what is launched before them lets them begin only when the plan is in memory. Staging and
+ * tile kernels began when it was complete; start.cu, in small batches, says so itself once it has written the plan, and
+ * decode kernels let the next one begin only after their own wait.
  */
 #include "backend/cuda/visit.h"
 
@@ -19,6 +21,7 @@ enum {
     START_OTHER_BLOCKS = 2,
     START_THREADS = 256,
     PLAN_SMALL_PAIRS = 4096, /* one block sorts so many pairs faster than three launches do */
+    PLAN_BLOCKS = 64,
     PLAN_THREADS = 1024,
     PLAN_COUNTER_BYTES = 131072, /* shared memory for counters, hence the warps that count; sm_120 has less */
     PLAN_STATIC_BYTES = 1024,    /* what the kernels declare, and the system reserves */
@@ -182,10 +185,9 @@ static mm_cuda_plan_args plan_args(const run *r, const int32_t *ids) {
 static megamoe_status run_plan(run *r, const int32_t *ids) {
     const uint32_t experts = r->weights->expert_count, e = experts > 0 ? experts : 1;
     const bool small = r->pair_count <= PLAN_SMALL_PAIRS;
+    const uint32_t other_bytes = 4 * (experts + r->weights->shape.expert_count) + (small ? 2 * r->pair_count : 0);
     mm_cuda_plan_args args = plan_args(r, ids);
-    args.block_count = small ? 1 : MM_CUDA_PLAN_BLOCKS;
-    args.block_pairs = (r->pair_count + args.block_count - 1) / args.block_count;
-    const uint32_t other_bytes = 4 * (experts + r->weights->shape.expert_count) + 2 * args.block_pairs;
+    args.block_count = small ? 1 : PLAN_BLOCKS;
     args.warp_count = plan_warps(r, args.block_count, e, other_bytes);
     void *arguments[] = {&args};
     mm_launch how = {.grid = {args.block_count}, .threads = PLAN_THREADS};
@@ -194,9 +196,7 @@ static megamoe_status run_plan(run *r, const int32_t *ids) {
         how.grid[0] = 2; /* the second only counts */
         return launch(r, MM_PLAN_WHOLE, how, arguments);
     }
-    mm_launch count = how;
-    count.grid[0] *= 2; /* the second half only counts */
-    MM_TRY(launch(r, MM_PLAN_COUNT, count, arguments));
+    MM_TRY(launch(r, MM_PLAN_COUNT, how, arguments));
     mm_launch scan = {.grid = {1}, .threads = PLAN_THREADS, .shared_bytes = 4 * e};
     MM_TRY(launch(r, MM_PLAN_SCAN, scan, arguments));
     return launch(r, MM_PLAN_PLACE, how, arguments);

@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(START_THREADS)
     ptx::griddepcontrol_launch_dependents();
     if (blockIdx.x == START_COUNT_BLOCK) {
         const uint32_t warp = threadIdx.x / 32, warps = START_THREADS / 32;
-        plan_account(p, {pairs * warp / warps, pairs * (warp + 1) / warps, 0}, start_shared);
+        plan_account(p, {pairs * warp / warps, pairs * (warp + 1) / warps}, start_shared);
         return;
     }
     const uint32_t unit = blockIdx.x - START_OTHER_BLOCKS;
