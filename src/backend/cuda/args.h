@@ -163,6 +163,7 @@ typedef struct mm_cuda_combine_args {
     const float *weights; /* [T, K]; NULL: 1 (already applied) */
     const float *shared;  /* [T, columns] or NULL */
     uint32_t token_count, slots_per_token, columns;
+    uint32_t early; /* plan and weights are complete when this begins, and may be read before L2 has ended */
     uint16_t *output;
 } mm_cuda_combine_args;
 

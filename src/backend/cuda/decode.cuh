@@ -202,10 +202,17 @@ MM_DEVICE int decode_run_bound(const mm_cuda_gemm_args &p, uint32_t weight, int 
     return at < heavy_weight ? at / weight : heavy_items + (at - heavy_weight) / p.weight_light;
 }
 
+/* What is read of the plan before griddepcontrol.wait: start.cu may still be running, but the plan is in memory. */
+MM_DEVICE int32_t decode_plan_read(const int32_t *at) {
+    return (int32_t)ptx::ld_relaxed_gpu_u32(at);
+}
+
 template <bool L1, int CTAS> MM_DEVICE decode_run decode_run_find(const mm_cuda_gemm_args &p) {
     decode_run run;
-    run.items = decode_items_per_entry<L1>(p), run.heavy = p.plan->heavy;
-    const int heavy_items = run.heavy * run.items, light_items = (p.plan->count[p.list] - run.heavy) * run.items;
+    run.items = decode_items_per_entry<L1>(p);
+    run.heavy = decode_plan_read(&p.plan->heavy);
+    const int heavy_items = run.heavy * run.items;
+    const int light_items = (decode_plan_read(&p.plan->count[p.list]) - run.heavy) * run.items;
     const int part = blockIdx.x / CTAS, parts = gridDim.x / CTAS;
     run.first = decode_run_bound(p, p.weight_heavy, heavy_items, light_items, part, parts);
     run.last = decode_run_bound(p, p.weight_heavy, heavy_items, light_items, part + 1, parts);
@@ -254,7 +261,7 @@ MM_DEVICE void decode_next_prefetch(const mm_cuda_gemm_args &p, int heavy, int e
     const int last = min(end, first + (int)p.next_items);
 #pragma unroll 1
     for (int i = first; i < last; i++) {
-        const mm_cuda_matrix *m = &p.experts[p.entries[i / items].expert].down;
+        const mm_cuda_matrix *m = &p.experts[decode_plan_read(&p.entries[i / items].expert)].down;
         const uint32_t row = i % items * 32, rows = min(32u, p.k - row);
         ptx::cp_async_bulk_prefetch_L2_global(m->codes + row * m->row_bytes, rows * (uint32_t)m->row_bytes);
         ptx::cp_async_bulk_prefetch_L2_global(m->scales + row * m->scale_row_bytes,
@@ -270,7 +277,7 @@ MM_DEVICE void decode_produce(const mm_cuda_gemm_args &p, decode_shared &sh, con
     uint32_t slot = 0, phase = 1;
     for (int i = run.first; i < run.last;) {
         const int a = i / run.items, begin = i - a * run.items, end = min(run.last - a * run.items, run.items);
-        const int expert = p.entries[a].expert;
+        const int expert = decode_plan_read(&p.entries[a].expert);
 #pragma unroll 1
         for (int item = begin; item < end; item++) {
             ptx::mbarrier_wait_parity(free + slot * 8, phase);
@@ -280,7 +287,7 @@ MM_DEVICE void decode_produce(const mm_cuda_gemm_args &p, decode_shared &sh, con
         }
         i = a * run.items + end;
     }
-    if (L1 && p.next_items) decode_next_prefetch(p, run.heavy, p.plan->count[p.list]);
+    if (L1 && p.next_items) decode_next_prefetch(p, run.heavy, decode_plan_read(&p.plan->count[p.list]));
 }
 
 /* What a service warp knows of an entry: read once, so that no item waits for memory. */
@@ -491,11 +498,9 @@ template <bool L1, bool MX, int QUARTERS> MM_DEVICE void decode_kernel(const mm_
     const uint32_t slots = ptx::cvta_to_shared(dynamic);
     const uint32_t partials = slots + p.slot_count * MM_CUDA_DECODE_SLOT_BYTES(MX, MINE);
     const int warp = threadIdx.x / 32;
-    ptx::griddepcontrol_launch_dependents();
     if (threadIdx.x == DECODE_PRODUCER) {
         decode_barriers_init<CTAS>(p, sh);
-        /* The plan was complete before the launch before this one began (see run.c): weights may be fetched right away.
-         */
+        /* The plan is in memory (see run.c): weights may be fetched right away. */
         sh.run = decode_run_find<L1, CTAS>(p);
     }
     __syncthreads();
@@ -512,6 +517,7 @@ template <bool L1, bool MX, int QUARTERS> MM_DEVICE void decode_kernel(const mm_
     } else {
         ptx::setmaxnreg_inc<DECODE_CONSUMER_REGISTERS>();
         ptx::griddepcontrol_wait();
+        ptx::griddepcontrol_launch_dependents(); /* whatever comes next reads the plan at once, and what goes with it */
         decode_consume<L1, MX, MINE, CTAS>(p, sh, sh.run, slots, partials);
         if (CTAS == 2) ptx::barrier_cluster_wait();
     }

@@ -11,7 +11,9 @@
     X(PLAN_SCAN, plan, mm_plan_scan)                                                                                   \
     X(PLAN_PLACE, plan, mm_plan_place)                                                                                 \
     X(PLAN_GROUPS, plan, mm_plan_groups)                                                                               \
+    X(START, start, mm_start)                                                                                          \
     X(STAGE, stage, mm_stage)                                                                                          \
+    X(STAGE_BF16, stage, mm_stage_bf16)                                                                                \
     X(DEQUANTIZE, stage, mm_dequantize)                                                                                \
     X(ROUTE_LOGITS_FEW, route, mm_route_logits_few)                                                                    \
     X(ROUTE_LOGITS, route, mm_route_logits)                                                                            \

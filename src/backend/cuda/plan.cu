@@ -6,16 +6,9 @@
  * A block deals its run of pairs to warps in order; each warp counts per expert in shared memory, so that the sums over
  * blocks and warps before it give every pair its place without atomics on positions.
  */
-#include "backend/cuda/args.h"
-#include "backend/cuda/device.cuh"
+#include "backend/cuda/plan.cuh"
 
 enum { PLAN_THREADS = 1024 };
-
-/* The loaded expert of a pair, or -1. known: the id is one of the model's. */
-MM_DEVICE int plan_expert(const mm_cuda_plan_args &p, uint32_t pair, int32_t *id) {
-    *id = p.expert_ids[pair];
-    return *id >= 0 && *id < (int32_t)p.expert_total ? p.local_index[*id] : -1;
-}
 
 /* The same from memory, or (a small batch) from shared memory, where every thread has looked up its pairs at once. */
 MM_DEVICE int plan_local(const mm_cuda_plan_args &p, const int16_t *locals, uint32_t pair) {
@@ -23,39 +16,12 @@ MM_DEVICE int plan_local(const mm_cuda_plan_args &p, const int16_t *locals, uint
     return locals ? locals[pair] : plan_expert(p, pair, &id);
 }
 
-struct plan_run {
-    uint32_t first, last; /* pairs of this warp */
-};
-
 MM_DEVICE plan_run plan_warp_run(const mm_cuda_plan_args &p, uint32_t block) {
     const uint32_t pairs = p.token_count * p.slots_per_token, warp = threadIdx.x / 32;
     const unsigned long long parts = (unsigned long long)p.block_count * p.warp_count;
     const unsigned long long part = (unsigned long long)block * p.warp_count + warp;
     if (warp >= p.warp_count) return {0, 0};
     return {(uint32_t)(pairs * part / parts), (uint32_t)(pairs * (part + 1) / parts)};
-}
-
-/* Adds the block's ids to the layer's counters. seen: [E] in shared memory. */
-MM_DEVICE void plan_account(const mm_cuda_plan_args &p, plan_run run, uint32_t *seen) {
-    const uint32_t lane = threadIdx.x % 32;
-    uint32_t skipped = 0, bad = 0;
-    for (uint32_t e = threadIdx.x; e < p.expert_total; e += blockDim.x) seen[e] = 0;
-    __syncthreads();
-    for (uint32_t pair = run.first + lane; pair < run.last; pair += 32) {
-        int32_t id;
-        const int local = plan_expert(p, pair, &id);
-        const bool known = id >= 0 && id < (int32_t)p.expert_total;
-        if (known) atomicAdd(&seen[id], 1);
-        skipped += local < 0 && (known || id == -1);
-        bad += !known && id != -1;
-    }
-    __syncthreads();
-    for (uint32_t e = threadIdx.x; e < p.expert_total; e += blockDim.x)
-        if (seen[e]) atomicAdd(&p.expert_tokens[e], (unsigned long long)seen[e]);
-    skipped = __reduce_add_sync(~0u, skipped), bad = __reduce_add_sync(~0u, bad);
-    if (lane == 0 && skipped) atomicAdd(&p.counters->skipped_slots, (unsigned long long)skipped);
-    if (lane == 0 && bad) atomicAdd(&p.counters->bad_slots, (unsigned long long)bad);
-    __syncthreads();
 }
 
 /* counts: [warp_count, expert_count] in shared memory; becomes, per expert, the exclusive sums over warps. */
@@ -84,55 +50,6 @@ MM_DEVICE void plan_count(const mm_cuda_plan_args &p, plan_run run, const int16_
     __syncthreads();
 }
 
-/* Exclusive sum over the block, of several counts packed in one word; *total grows by the block's sum. */
-MM_DEVICE uint64_t plan_block_scan(uint64_t value, uint64_t *total) {
-    MM_SHARED(uint64_t, warps, [PLAN_THREADS / 32]);
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    uint64_t sum = value;
-    for (uint32_t i = 1; i < 32; i <<= 1) {
-        uint64_t other = __shfl_up_sync(~0u, sum, i);
-        if (lane >= i) sum += other;
-    }
-    if (lane == 31) warps[warp] = sum;
-    __syncthreads();
-    uint64_t before = 0, all = 0;
-    for (uint32_t i = 0; i < PLAN_THREADS / 32; i++) {
-        if (i == warp) before = all;
-        all += warps[i];
-    }
-    __syncthreads();
-    before += *total + sum - value;
-    *total += all;
-    return before;
-}
-
-/* Which list an expert of `rows` rows belongs to; -1 without rows. Depends on nothing else. */
-MM_DEVICE int plan_list(const mm_cuda_plan_args &p, uint32_t rows) {
-    if (rows == 0) return -1;
-    if (rows <= p.decode_rows) return MM_CUDA_LIST_DECODE;
-    return rows <= p.mid_rows ? MM_CUDA_LIST_MID : MM_CUDA_LIST_WIDE;
-}
-
-/*
- * Where entry i of `count` begins. Equal parts; but WIDE's token tiles cost the same for every row up to their width,
- * so there all are full but the last, or where the last would be less than half full, the last two, which share.
- */
-MM_DEVICE uint32_t plan_entry_begin(const mm_cuda_plan_args &p, int list, uint32_t i, uint32_t count, uint32_t rows) {
-    const uint32_t full = p.entry_rows[list], rest = rows - (count - 1) * full;
-    if (list != MM_CUDA_LIST_WIDE || i == count) return (uint32_t)((unsigned long long)rows * i / count);
-    if (i + 1 < count || i == 0 || rest * 2 >= full) return i * full;
-    return (i - 1) * full + (full + rest + 15) / 16 * 8;
-}
-
-MM_DEVICE void plan_entries_write(const mm_cuda_plan_args &p, int list, uint32_t at, uint32_t count, uint32_t expert,
-                                  uint32_t row, uint32_t rows) {
-    for (uint32_t i = 0; i < count; i++) {
-        const uint32_t begin = plan_entry_begin(p, list, i, count, rows);
-        const uint32_t end = plan_entry_begin(p, list, i + 1, count, rows);
-        p.entries[list][at + i] = {(int32_t)(row + begin), (int32_t)(end - begin), (int32_t)expert, 0};
-    }
-}
-
 /*
  * One block of PLAN_THREADS: offsets and entries from totals [expert_count], which become the offsets too. Heavy decode
  * entries stand before light ones. Counts are scanned packed: rows | heavy entries, then light | MID | WIDE entries.
@@ -143,7 +60,7 @@ MM_DEVICE void plan_scan(const mm_cuda_plan_args &p, uint32_t *totals) {
         const uint32_t e = base + threadIdx.x, rows = e < p.expert_count ? totals[e] : 0;
         const bool heavy = plan_list(p, rows) == MM_CUDA_LIST_DECODE && rows > MM_CUDA_DECODE_LIGHT;
         const uint32_t count = heavy ? (rows + p.entry_rows[0] - 1) / p.entry_rows[0] : 0;
-        const uint64_t at = plan_block_scan((uint64_t)rows | (uint64_t)count << 32, &rows_heavy);
+        const uint64_t at = plan_block_scan<PLAN_THREADS>((uint64_t)rows | (uint64_t)count << 32, &rows_heavy);
         if (heavy) plan_entries_write(p, MM_CUDA_LIST_DECODE, (uint32_t)(at >> 32), count, e, (uint32_t)at, rows);
         if (e < p.expert_count) p.offsets[e] = (int32_t)at;
     }
@@ -153,7 +70,7 @@ MM_DEVICE void plan_scan(const mm_cuda_plan_args &p, uint32_t *totals) {
         const int list = plan_list(p, rows);
         const bool other = list >= 0 && !(list == MM_CUDA_LIST_DECODE && rows > MM_CUDA_DECODE_LIGHT);
         const uint32_t count = other ? (rows + p.entry_rows[list] - 1) / p.entry_rows[list] : 0;
-        const uint64_t at = plan_block_scan((uint64_t)count << (21 * (list < 0 ? 0 : list)), &others);
+        const uint64_t at = plan_block_scan<PLAN_THREADS>((uint64_t)count << (21 * (list < 0 ? 0 : list)), &others);
         const uint32_t position = (uint32_t)(at >> (21 * (list < 0 ? 0 : list)) & 0x1FFFFF);
         const uint32_t row = e < p.expert_count ? (uint32_t)p.offsets[e] : 0;
         if (other)
@@ -269,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(PLAN_THREADS, 1)
         const int limit = (int)row_count, begin = g && g < group_count ? min(max(ends[g - 1], 0), limit) : 0;
         const int rows = g < group_count ? max(min(ends[g], limit) - begin, 0) : 0;
         const uint32_t count = (rows + MM_CUDA_MID_ROWS - 1) / MM_CUDA_MID_ROWS,
-                       at = (uint32_t)plan_block_scan(count, &total);
+                       at = (uint32_t)plan_block_scan<PLAN_THREADS>(count, &total);
         for (uint32_t i = 0; i < count; i++) {
             const int row = (int)i * MM_CUDA_MID_ROWS;
             entries[at + i] = {begin + row, min(rows - row, (int)MM_CUDA_MID_ROWS), (int32_t)g, 0};

@@ -4,8 +4,10 @@
  * the data, so a run can be captured into a graph and replayed with other data and other routing.
  *
  * Launches after the first are programmatic: each kernel begins early and waits (griddepcontrol.wait) before it touches
- * what another one wrote. The decode kernels read the plan before that wait, to fetch weights: that is safe because the
- * kernel launched before them (staging, or a tile kernel after it) began only when the plan was complete.
+ * what another one wrote. The decode kernels read the plan before that wait, to fetch weights, and combine reads it
+ * too: that is safe because what is launched before them lets them begin only when the plan is in memory. Staging and
+ * tile kernels began when it was complete; start.cu, in small batches, says so itself once it has written the plan, and
+ * decode kernels let the next one begin only after their own wait.
  */
 #include "backend/cuda/visit.h"
 
@@ -14,6 +16,10 @@
 #include "error.h"
 
 enum {
+    START_PAIRS = 512, /* start.cu: a block sorts so many pairs of so many experts, in passing */
+    START_EXPERTS = 256,
+    START_OTHER_BLOCKS = 2,
+    START_THREADS = 256,
     PLAN_SMALL_PAIRS = 4096, /* one block sorts so many pairs faster than three launches do */
     PLAN_BLOCKS = 64,
     PLAN_THREADS = 1024,
@@ -31,9 +37,12 @@ enum {
     MID_SHARED = 3 * (MM_CUDA_MID_ROWS * 512 + 256 * (128 + 16)) + 1024,
     WIDE_SHARED = 4 * (MM_CUDA_WIDE_ROWS * 256 + 256 * (64 + 8)) + 1024,
     TILE_SHARED = 2 * (128 + 64) * 256,
-    STAGE_THREADS = 256,
-    ROUTE_FEW_TOKENS = 8,      /* one MMA tile of tokens, and 16 experts per block; then 32 and 32 */
-    ROUTE_DIRECT_TOKENS = 128, /* beyond it tiles, if they can */
+    STAGE_THREADS_MAX = 448,
+    COMBINE_THREADS = 64,
+    COMBINE_COLUMNS = COMBINE_THREADS * 8,
+    COMBINE_BLOCKS_PER_SM = 16, /* so many fit at once */
+    ROUTE_FEW_TOKENS = 8,       /* one MMA tile of tokens, and 16 experts per block; then 32 and 32 */
+    ROUTE_DIRECT_TOKENS = 128,  /* beyond it tiles, if they can */
     ROUTE_THREADS = 256,
     ROUTE_TILE_THREADS = 288,
     ROUTE_TILE_TOKENS = 128, /* of tiles on mma.sync and on wgmma */
@@ -226,19 +235,14 @@ static uint32_t plan_warps(const run *r, uint32_t blocks, uint32_t experts, uint
     return smaller(smaller(wanted, PLAN_THREADS / 32), room);
 }
 
-static megamoe_status run_plan(run *r, const int32_t *ids) {
+static mm_cuda_plan_args plan_args(const run *r, const int32_t *ids) {
     const megamoe_shape *shape = &r->weights->shape;
-    const uint32_t experts = r->weights->expert_count, e = experts > 0 ? experts : 1;
-    const bool small = r->pair_count <= PLAN_SMALL_PAIRS;
-    const uint32_t other_bytes = 4 * (experts + shape->expert_count) + (small ? 2 * r->pair_count : 0);
     mm_cuda_plan_args args = {.expert_ids = ids,
                               .local_index = r->layer->local_index,
                               .token_count = r->token_count,
                               .slots_per_token = shape->experts_per_token,
                               .expert_total = shape->expert_count,
-                              .expert_count = experts,
-                              .block_count = small ? 1 : PLAN_BLOCKS,
-                              .warp_count = plan_warps(r, small ? 1 : PLAN_BLOCKS, e, other_bytes),
+                              .expert_count = r->weights->expert_count,
                               .block_counts = r->s.block_counts,
                               .offsets = r->s.offsets,
                               .row_pair = r->s.row_pair,
@@ -246,11 +250,21 @@ static megamoe_status run_plan(run *r, const int32_t *ids) {
                               .plan = r->s.plan,
                               .counters = r->layer->counters,
                               .expert_tokens = r->layer->expert_tokens};
+    memcpy(args.entries, r->s.entries, sizeof args.entries);
+    plan_limits(r, &args);
+    return args;
+}
+
+static megamoe_status run_plan(run *r, const int32_t *ids) {
+    const uint32_t experts = r->weights->expert_count, e = experts > 0 ? experts : 1;
+    const bool small = r->pair_count <= PLAN_SMALL_PAIRS;
+    const uint32_t other_bytes = 4 * (experts + r->weights->shape.expert_count) + (small ? 2 * r->pair_count : 0);
+    mm_cuda_plan_args args = plan_args(r, ids);
+    args.block_count = small ? 1 : PLAN_BLOCKS;
+    args.warp_count = plan_warps(r, args.block_count, e, other_bytes);
     void *arguments[] = {&args};
     mm_launch how = {.grid = {args.block_count}, .threads = PLAN_THREADS};
     how.shared_bytes = 4 * args.warp_count * experts + other_bytes;
-    memcpy(args.entries, r->s.entries, sizeof args.entries);
-    plan_limits(r, &args);
     if (small) {
         how.grid[0] = 2; /* the second only counts */
         return launch(r, MM_PLAN_WHOLE, how, arguments);
@@ -264,9 +278,11 @@ static megamoe_status run_plan(run *r, const int32_t *ids) {
 megamoe_status mm_cuda_stage_launch(const mm_backend_state *state, const mm_cuda_stage_args *args, uint32_t rows_max,
                                     bool after_start, CUstream stream) {
     void *arguments[] = {(void *)(uintptr_t)args};
-    mm_launch how = {
-        .grid = {smaller(rows_max, state->sm_count * 8)}, .threads = STAGE_THREADS, .after_start = after_start};
-    return mm_cuda_launch(state, stream, MM_STAGE, &how, arguments);
+    /* A row in one go, if it is not too long: 16 values per thread. */
+    const uint32_t threads = smaller(mm_round_up(args->pitch / 16, 32), STAGE_THREADS_MAX);
+    mm_launch how = {.grid = {smaller(rows_max, state->sm_count * 8)}, .threads = threads, .after_start = after_start};
+    const bool plain = !args->quantize && !args->source_f32 && args->staged && !args->globals;
+    return mm_cuda_launch(state, stream, plain ? MM_STAGE_BF16 : MM_STAGE, &how, arguments);
 }
 
 static megamoe_status stage(run *r, const mm_cuda_stage_args *args) {
@@ -288,12 +304,34 @@ mm_cuda_stage_args mm_cuda_hidden_args(const mm_backend_layer *layer, const mega
                                 .global = quantize ? layer->weights->input_global : 1.0f};
 }
 
-static megamoe_status run_stage(run *r, const megamoe_batch *batch) {
+/* Only a token's own global scale differs from row to row. */
+static bool row_globals(const run *r) {
+    return r->nvfp4 && r->weights->input_mode == MEGAMOE_GLOBAL_TOKEN;
+}
+
+static mm_cuda_stage_args rows_args(const run *r, const megamoe_batch *batch) {
     mm_cuda_stage_args args = mm_cuda_hidden_args(r->layer, batch, r->nvfp4);
     args.plan = r->s.plan, args.row_pair = r->s.row_pair, args.pair_row = r->s.pair_row;
     args.staged = r->s.x;
-    if (r->nvfp4) args.globals = r->s.row_global, args.counters = r->layer->counters;
-    return stage(r, &args);
+    if (row_globals(r)) args.globals = r->s.row_global;
+    if (r->nvfp4) args.counters = r->layer->counters;
+    return args;
+}
+
+/* Plan and sorted, staged rows: in one launch where the batch is small, which is where launches count. */
+static megamoe_status run_rows(run *r, const megamoe_batch *batch, const int32_t *ids) {
+    const uint32_t experts = r->weights->expert_count, words = (r->pair_count + 31) / 32;
+    const uint32_t round = START_THREADS / 8 * MM_CUDA_GROUP, parts = (r->layer->h_pitch + round - 1) / round;
+    mm_cuda_plan_args plan = plan_args(r, ids);
+    mm_cuda_stage_args rows = rows_args(r, batch);
+    void *arguments[] = {&plan, &rows};
+    mm_launch how = {.grid = {START_OTHER_BLOCKS + r->token_count * parts}, .threads = START_THREADS};
+    how.shared_bytes =
+        4 * (experts * words > r->weights->shape.expert_count ? experts * words : r->weights->shape.expert_count);
+    if (r->token_count <= DECODE_ONLY_TOKENS && r->pair_count <= START_PAIRS && experts <= START_EXPERTS && experts)
+        return launch(r, MM_START, how, arguments);
+    MM_TRY(run_plan(r, ids));
+    return experts ? stage(r, &rows) : MEGAMOE_OK;
 }
 
 /* ---- expert GEMMs --------------------------------------------------------------------------------------- */
@@ -377,8 +415,8 @@ static megamoe_status run_experts(run *r, const float *weights) {
                             .n = shape->intermediate,
                             .x = r->s.x,
                             .x_pitch = r->layer->h_pitch,
-                            .x_global = 1.0f,
-                            .row_global = r->nvfp4 ? r->s.row_global : NULL,
+                            .x_global = r->nvfp4 ? w->input_global : 1.0f,
+                            .row_global = row_globals(r) ? r->s.row_global : NULL,
                             .weights = w->routing_weight_before ? weights : NULL,
                             .row_pair = r->s.row_pair,
                             .gated = !shape->not_gated,
@@ -422,17 +460,21 @@ static megamoe_status run_experts(run *r, const float *weights) {
 /* ---- combine -------------------------------------------------------------------------------------------- */
 
 static megamoe_status run_combine(run *r, const megamoe_batch *batch, const float *weights) {
-    const uint32_t columns = r->weights->shape.hidden, blocks = (columns + 2047) / 2048;
-    mm_cuda_combine_args args = {.p = r->s.p,
-                                 .pair_row = r->s.pair_row,
-                                 .weights = r->weights->routing_weight_before ? NULL : weights,
-                                 .shared = r->weights->shared ? r->s.shared_out : NULL,
-                                 .token_count = r->token_count,
-                                 .slots_per_token = r->weights->shape.experts_per_token,
-                                 .columns = columns,
-                                 .output = batch->output};
+    const uint32_t columns = r->weights->shape.hidden;
+    const uint32_t blocks = (columns + COMBINE_COLUMNS - 1) / COMBINE_COLUMNS;
+    const uint32_t resident = r->state->sm_count * COMBINE_BLOCKS_PER_SM;
+    mm_cuda_combine_args args = {
+        .p = r->s.p,
+        .pair_row = r->s.pair_row,
+        .weights = r->weights->routing_weight_before ? NULL : weights,
+        .shared = r->weights->shared ? r->s.shared_out : NULL,
+        .token_count = r->token_count,
+        .slots_per_token = r->weights->shape.experts_per_token,
+        .columns = columns,
+        .early = uses_decode(r), /* whose kernels let the next begin only when the plan is complete */
+        .output = batch->output};
     void *arguments[] = {&args};
-    mm_launch how = {.grid = {blocks, smaller(r->token_count, 16384)}, .threads = 256};
+    mm_launch how = {.grid = {blocks, smaller(r->token_count, resident / blocks + 1)}, .threads = COMBINE_THREADS};
     return launch(r, MM_COMBINE, how, arguments);
 }
 
@@ -449,11 +491,8 @@ megamoe_status mm_cuda_run_batch(mm_backend_layer *layer, const megamoe_batch *b
         MM_TRY(run_router(&r, batch, r.s.expert_ids, r.s.weights));
         ids = r.s.expert_ids, weights = r.s.weights;
     }
-    MM_TRY(run_plan(&r, ids));
-    if (layer->weights->expert_count > 0) {
-        MM_TRY(run_stage(&r, batch));
-        MM_TRY(run_experts(&r, weights));
-    }
+    MM_TRY(run_rows(&r, batch, ids));
+    if (layer->weights->expert_count > 0) MM_TRY(run_experts(&r, weights));
     if (layer->weights->shared) MM_TRY(mm_cuda_shared_end(layer, batch, stream, &r.started));
     return run_combine(&r, batch, weights);
 }

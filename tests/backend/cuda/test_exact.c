@@ -2,14 +2,17 @@
  * What must be exact on the GPU, bit by bit:
  *     every product of an E2M1 code and an E4M3 scale, through L1 and through L2 of every kernel (light and heavy
  * decode, MID and WIDE tiles, portable tiles): one-hot activations bring single weights to the output, and the expected
- * value comes from a table written here, not from the library; a run in another order, and a captured graph replayed
- * with other data: the same bits per token. Exit status 77, with the reason, where there is no GPU.
+ * value comes from a table written here, not from the library; h of nvfp4 layers, which decode quantizes in passing
+ * and tiles by a launch of its own: the bits of numerics/nvfp4.h, and its counts; a run in another order, and a
+ * captured graph replayed with other data: the same bits per token. Exit status 77, with the reason, where there is no
+ * GPU.
  */
 #include <dlfcn.h>
 
 #include "backend/cuda/made_layer.h"
 #include "backend/cuda/state.h"
 #include "error.h"
+#include "numerics/nvfp4.h"
 
 enum { SKIPPED = 77, H = 512, I = 512 };
 
@@ -133,6 +136,112 @@ static void test_products(const mm_backend *backend, uint32_t tokens, bool l2) {
     made_layer_close(&l);
 }
 
+/* ---- quantization of h --------------------------------------------------------------------------------- */
+
+/* Rows of h on the device, and before they were quantized. */
+typedef struct h_rows {
+    uint32_t count, pitch, columns;
+    uint16_t *staged;
+    float *before;
+    int32_t *offsets;
+} h_rows;
+
+static h_rows h_rows_read(device_layer *d, uint32_t loaded, uint32_t columns) {
+    h_rows r = {.pitch = (columns + 127) / 128 * 128, .columns = columns};
+    mm_scratch s;
+    const mm_driver *driver = d->state->driver;
+    mm_cuda_enter(d->state);
+    mm_cuda_scratch(d->layer, &s);
+    r.offsets = malloc((loaded + 1) * 4);
+    driver->copy_to_host(r.offsets, (CUdeviceptr)(uintptr_t)s.offsets, (loaded + 1) * 4, d->state->stream);
+    driver->stream_wait(d->state->stream);
+    r.count = (uint32_t)r.offsets[loaded];
+    r.staged = malloc((size_t)r.count * r.pitch * 2), r.before = malloc((size_t)r.count * columns * 4);
+    driver->copy_to_host(r.staged, (CUdeviceptr)(uintptr_t)s.h, (size_t)r.count * r.pitch * 2, d->state->stream);
+    driver->copy_to_host(r.before, (CUdeviceptr)(uintptr_t)s.h32, (size_t)r.count * columns * 4, d->state->stream);
+    driver->stream_wait(d->state->stream);
+    mm_cuda_leave(d->state);
+    return r;
+}
+
+/* Blocks of a row whose staged values are not those of numerics/nvfp4.h; counts what must be counted. */
+static size_t h_row_judge(const h_rows *r, uint32_t row, float global, uint64_t *saturated, uint64_t *nonfinite) {
+    size_t wrong = 0;
+    for (uint32_t k = 0; k < r->columns; k += 16) {
+        uint8_t codes[8], scale;
+        const mm_nvfp4_block_report report =
+            mm_nvfp4_block_quantize(r->before + (size_t)row * r->columns + k, global, codes, &scale);
+        *saturated += report.saturated, *nonfinite += report.nonfinite;
+        for (uint32_t i = k; i < k + 16; i++) {
+            /* 32 t + 8 w + j stands at 32 w + 16 (j / 2 % 2) + 8 (j % 2) + 2 t + j / 4 */
+            const uint32_t t = i / 32 % 4, w = i / 8 % 4, j = i % 8;
+            const uint32_t at = i / 128 * 128 + 32 * w + 16 * (j / 2 % 2) + 8 * (j % 2) + 2 * t + j / 4;
+            const float got = mm_bf16_to_f32(r->staged[(size_t)row * r->pitch + at]);
+            const float want = mm_e2m1_to_f32(mm_e2m1_unpack(codes, i - k)) * mm_e4m3_to_f32(scale);
+            wrong += report.nonfinite ? !isnan(got) : got != want;
+        }
+    }
+    return wrong;
+}
+
+/* One expert's global scale is so small that its blocks saturate; a token of many is infinite. */
+static void test_quantized(const mm_backend *backend, uint32_t hidden, uint32_t tokens, float hot) {
+    const made_form f = {hidden,
+                         272,
+                         4,
+                         3,
+                         2,
+                         MM_NVFP4,
+                         0,
+                         .activations = MEGAMOE_ACTIVATIONS_NVFP4,
+                         .input_mode = MEGAMOE_GLOBAL_STATIC,
+                         .intermediate_mode = MEGAMOE_GLOBAL_STATIC,
+                         .alpha = 1.0f,
+                         .limit = 10.0f};
+    made_layer l = {0};
+    device_layer d;
+    made_layer_open(&l, &f, 31 + tokens);
+    l.experts[1].intermediate_global = 0x1p-20f;
+    const size_t pairs = (size_t)tokens * f.slots;
+    int32_t *ids = malloc(pairs * 4);
+    float *weights = malloc(pairs * 4);
+    uint16_t *x = malloc((size_t)tokens * hidden * 2), *y = malloc((size_t)tokens * hidden * 2);
+    uint8_t *codes = malloc(pairs * f.intermediate / 2);
+    made_routing(&l, tokens, hot, ids, weights);
+    made_hidden(&l, tokens, x);
+    if (tokens > 1) x[(tokens / 2) * hidden + 5] = 0x7F80;
+    megamoe_batch batch = {.struct_size = sizeof batch,
+                           .token_count = tokens,
+                           .hidden = x,
+                           .hidden_dtype = MEGAMOE_BF16,
+                           .output = y,
+                           .expert_ids = ids,
+                           .expert_weights = weights};
+    megamoe_stages stages = {.struct_size = sizeof stages, .h_codes = codes};
+    megamoe_counters counters = {.struct_size = sizeof counters};
+    open_layer(&d, backend, &l, tokens);
+    run_stages(&d, &batch, &stages);
+    h_rows rows = h_rows_read(&d, f.loaded, f.intermediate);
+    uint64_t saturated = 0, nonfinite = 0;
+    size_t wrong = 0;
+    for (uint32_t e = 0, row = 0; e < f.loaded; e++)
+        for (; row < (uint32_t)rows.offsets[e + 1]; row++)
+            wrong += h_row_judge(&rows, row, l.experts[e].intermediate_global, &saturated, &nonfinite);
+    bool infinite = false; /* the token is here: one block of x counts too */
+    for (uint32_t k = 0; k < f.slots; k++) infinite |= tokens > 1 && l.local_index[ids[tokens / 2 * f.slots + k]] >= 0;
+    if (backend->counters(d.layer, &counters, NULL) != MEGAMOE_OK || wrong || counters.saturated_blocks != saturated ||
+        counters.nonfinite_blocks != nonfinite + infinite || !saturated)
+        failures++, printf("FAIL %s: h of %u tokens, K %u: %zu values are wrong; %llu blocks saturated, %llu wanted; "
+                           "%llu not finite, %llu wanted\n",
+                           backend->name, tokens, hidden, wrong, (unsigned long long)counters.saturated_blocks,
+                           (unsigned long long)saturated, (unsigned long long)counters.nonfinite_blocks,
+                           (unsigned long long)nonfinite + infinite);
+    close_layer(&d);
+    free(rows.staged), free(rows.before), free(rows.offsets);
+    free(ids), free(weights), free(x), free(y), free(codes);
+    made_layer_close(&l);
+}
+
 /* ---- order, and graphs ---------------------------------------------------------------------------------- */
 
 static void *upload(mm_backend_state *state, const void *host, size_t bytes) {
@@ -231,6 +340,9 @@ int main(int argc, char **argv) {
             test_products(backends[b], counts[i], false);
             test_products(backends[b], counts[i], true);
         }
+        test_quantized(backends[b], 512, 1, 1.0f), test_quantized(backends[b], 512, 40, 0.0f);
+        test_quantized(backends[b], 4096, 12, 0.5f), test_quantized(backends[b], 512, 90, 0.9f);
+        ran++;
         for (uint32_t tokens = 3; !model && tokens <= 243; tokens *= 9, ran++) {
             test_order_and_graph(backends[b], tokens, MEGAMOE_ACTIVATIONS_BF16);
             test_order_and_graph(backends[b], tokens, MEGAMOE_ACTIVATIONS_NVFP4);
