@@ -315,12 +315,13 @@ static megamoe_status fill_operands(mm_backend_state *state, char *memory, size_
     return mm_driver_status(state->driver, result, "filling the operands of a measurement");
 }
 
-static megamoe_status operand_map(const mm_driver *driver, void *base, uint32_t box_rows, CUtensorMap *map) {
-    cuuint64_t extent[2] = {MEASURE_GEMM, MEASURE_GEMM}, pitch[1] = {MEASURE_GEMM * 2};
+megamoe_status mm_cuda_operand_map(const mm_driver *driver, const void *base, uint64_t rows, uint64_t columns,
+                                   uint32_t box_rows, CUtensorMap *map) {
+    cuuint64_t extent[2] = {columns, rows}, pitch[1] = {columns * 2};
     cuuint32_t box[2] = {64, box_rows}, step[2] = {1, 1};
     return mm_driver_status(driver,
-                            driver->tensor_map_encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, base, extent, pitch,
-                                                      box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                            driver->tensor_map_encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)(uintptr_t)base,
+                                                      extent, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                                       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                                       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
                             "describing an operand");
@@ -338,8 +339,8 @@ static megamoe_status measure_matrix(mm_backend_state *state, char *memory, doub
         return MEGAMOE_OK;
     }
     MM_TRY(fill_operands(state, memory, 2 * bytes));
-    MM_TRY(operand_map(state->driver, memory, 128, &a));
-    MM_TRY(operand_map(state->driver, memory + bytes, 256, &b));
+    MM_TRY(mm_cuda_operand_map(state->driver, memory, size, size, 128, &a));
+    MM_TRY(mm_cuda_operand_map(state->driver, memory + bytes, size, size, 256, &b));
     void *arguments[] = {&a, &b, &c, &size, &size, &size};
     measurement gemm = {
         MM_GEMM_BF16, {.grid = {state->sm_count}, .threads = 384, .shared_bytes = 4 * 49152 + 1024}, arguments};

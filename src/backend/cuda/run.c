@@ -45,6 +45,7 @@ enum {
     ROUTE_DIRECT_TOKENS = 128,  /* beyond it tiles, if they can */
     ROUTE_THREADS = 256,
     ROUTE_TILE_THREADS = 288,
+    ROUTE_WIDE_THREADS = 384,
     ROUTE_TILE_TOKENS = 128, /* of tiles on mma.sync and on wgmma */
     ROUTE_TILE_K = 64,
     ROUTE_TILE_SHARED = 3 * 2 * 128 * 128 + 1024,
@@ -134,11 +135,11 @@ static megamoe_status route_tiles(run *r, mm_cuda_route_args *args) {
     how.grid[2] = args->part_count;
     if (r->state->native) {
         how = (mm_launch){.grid = {smaller(experts * tokens * args->part_count, r->state->sm_count)},
-                          .threads = NATIVE_THREADS,
+                          .threads = ROUTE_WIDE_THREADS,
                           .shared_bytes = 4 * (ROUTE_TILE_TOKENS + width) * ROUTE_TILE_K * 2 + 1024};
     }
-    MM_TRY(mm_tokens_map(driver, args->weight, args->expert_total, args->columns, width, &weights));
-    MM_TRY(mm_tokens_map(driver, args->hidden, r->token_count, args->columns, ROUTE_TILE_TOKENS, &hidden));
+    MM_TRY(mm_cuda_operand_map(driver, args->weight, args->expert_total, args->columns, width, &weights));
+    MM_TRY(mm_cuda_operand_map(driver, args->hidden, r->token_count, args->columns, ROUTE_TILE_TOKENS, &hidden));
     return launch(r, kernel, how, arguments);
 }
 

@@ -103,6 +103,9 @@ megamoe_status mm_block_create(mm_backend_state *state, uint64_t bytes, const ch
                                void **base);
 void mm_blocks_free(mm_backend_state *state, mm_block **chain);
 
+/* device.c: BF16 [rows, columns] in boxes of box_rows x 64, swizzled by 128 bytes */
+megamoe_status mm_cuda_operand_map(const mm_driver *driver, const void *base, uint64_t rows, uint64_t columns,
+                                   uint32_t box_rows, CUtensorMap *map);
 /* load.c */
 megamoe_status mm_cuda_weights_load(mm_backend_layer *layer, bool on_device, const megamoe_layer_options *options,
                                     mm_cuda_expert *experts /* [expert_count + 1]: host copies, the shared one last */);
