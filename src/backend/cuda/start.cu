@@ -143,7 +143,7 @@ MM_DEVICE void start_stage(const mm_cuda_plan_args &p, const mm_cuda_stage_args 
 }
 
 /* Dynamic shared memory: sets [expert_count, words]; of the counting block: seen [E]. */
-extern "C" __global__ void __launch_bounds__(START_THREADS)
+extern "C" __global__ void __launch_bounds__(START_THREADS, 1)
     mm_start(MM_GRID_CONSTANT(mm_cuda_plan_args, p), MM_GRID_CONSTANT(mm_cuda_stage_args, s)) {
     MM_SHARED_DYNAMIC(uint32_t, start_shared, 4);
     const uint32_t pairs = p.token_count * p.slots_per_token, parts = (gridDim.x - START_OTHER_BLOCKS) / p.token_count;
