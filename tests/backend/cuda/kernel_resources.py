@@ -49,9 +49,10 @@ RULES = (
     (r"mm_route_wide_", 384, ("wgmma", "tensor_copies", "barriers", "reallocations")),
     (r"mm_route_choose", 256, ()),
     (r"mm_plan_", 1024, ()),
-    (r"mm_(stage|dequantize|dense_widen|combine)", 256, ()),
+    (r"mm_(stage|dequantize)", 448, ()),
+    (r"mm_(start|dense_widen|combine)", 256, ()),
 )
-EMPTY = {("sm_120f", "mm_decode_l1_nvfp4_14"), ("sm_120f", "mm_decode_l1_mxfp4_14")}  # no ring fits: see decode.cu
+EMPTY = {("sm_120f", f"mm_decode_l1_{form}") for form in ("nvfp4_14", "mxfp4_14", "nvfp4_8", "mxfp4_8")}  # no ring fits
 REGISTERS = 65536  # of a multiprocessor; a warp takes them in units of 256
 SHARED_BYTES = 1024  # static: the rest of a block's memory belongs to rings and tiles (layer.c: DECODE_STATIC_BYTES)
 
@@ -89,7 +90,7 @@ def broken_rules(rows):
     for (image, kernel), row in rows.items():
         if row["spilled_bytes"] or row["local_loads"]:
             yield f"{image} {kernel} spills: {row['spilled_bytes']} bytes, {row['local_loads']} loads of local memory"
-        if row["shared_bytes"] > SHARED_BYTES:
+        if row["shared_bytes"] > SHARED_BYTES and kernel != "mm_start":  # which has no ring
             yield f"{image} {kernel} has {row['shared_bytes']} bytes of static shared memory, more than {SHARED_BYTES}"
         for name, threads, needed in RULES:
             if not re.match(name, kernel):
