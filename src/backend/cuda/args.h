@@ -26,7 +26,7 @@ enum {
  * in a slot of 32 rows. Pitches shift banks: they are 16-byte steps off the multiples of 64, at which eight rows would
  * meet.
  */
-#define MM_CUDA_DECODE_CTAS(quarters) ((quarters) > 8 ? 2 : 1)
+#define MM_CUDA_DECODE_CTAS(quarters) ((quarters) > 7 ? 2 : 1)
 #define MM_CUDA_DECODE_CODE_PITCH(share) ((share)*256u + 32u)
 #define MM_CUDA_DECODE_SCALE_BYTES(mx, share) ((share) * ((mx) ? 16u : 32u))
 #define MM_CUDA_DECODE_SCALE_PITCH(mx, share)                                                                          \

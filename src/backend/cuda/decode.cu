@@ -12,6 +12,7 @@
     }
 
 DECODE_KERNEL(mm_decode_l1_nvfp4_10, true, false, 10)
+DECODE_KERNEL(mm_decode_l1_nvfp4_8, true, false, 8)
 DECODE_KERNEL(mm_decode_l1_nvfp4_6, true, false, 6)
 DECODE_KERNEL(mm_decode_l1_nvfp4_4, true, false, 4)
 DECODE_KERNEL(mm_decode_l2_nvfp4_6, false, false, 6)
@@ -19,22 +20,17 @@ DECODE_KERNEL(mm_decode_l2_nvfp4_5, false, false, 5)
 DECODE_KERNEL(mm_decode_l2_nvfp4_4, false, false, 4)
 DECODE_KERNEL(mm_decode_l2_nvfp4_3, false, false, 3)
 DECODE_KERNEL(mm_decode_l2_nvfp4_2, false, false, 2)
+DECODE_KERNEL(mm_decode_l1_mxfp4_8, true, true, 8)
 DECODE_KERNEL(mm_decode_l1_mxfp4_4, true, true, 4)
 DECODE_KERNEL(mm_decode_l2_mxfp4_6, false, true, 6)
 DECODE_KERNEL(mm_decode_l2_mxfp4_4, false, true, 4)
 DECODE_KERNEL(mm_decode_l2_mxfp4_2, false, true, 2)
 
-/* Slots of 64 to 75 KB, of which the 99 KB of sm_120 hold one: no ring, and never chosen there. */
+/* K beyond 5120 takes 64 KB a slot, which the 99 KB of sm_120 hold once: no ring, and never chosen there. */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 1200
 DECODE_KERNEL(mm_decode_l1_nvfp4_14, true, false, 14)
 DECODE_KERNEL(mm_decode_l1_mxfp4_14, true, true, 14)
-DECODE_KERNEL(mm_decode_l1_nvfp4_8, true, false, 8)
-DECODE_KERNEL(mm_decode_l1_mxfp4_8, true, true, 8)
 #else
-#    define DECODE_NOT_HERE(name)                                                                                      \
-        extern "C" __global__ void name(MM_GRID_CONSTANT(mm_cuda_gemm_args, )) {}
-DECODE_NOT_HERE(mm_decode_l1_nvfp4_14)
-DECODE_NOT_HERE(mm_decode_l1_mxfp4_14)
-DECODE_NOT_HERE(mm_decode_l1_nvfp4_8)
-DECODE_NOT_HERE(mm_decode_l1_mxfp4_8)
+extern "C" __global__ void mm_decode_l1_nvfp4_14(MM_GRID_CONSTANT(mm_cuda_gemm_args, )) {}
+extern "C" __global__ void mm_decode_l1_mxfp4_14(MM_GRID_CONSTANT(mm_cuda_gemm_args, )) {}
 #endif

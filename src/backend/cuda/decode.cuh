@@ -46,7 +46,7 @@ template <bool MX, int QUARTERS> struct decode_share {
     static constexpr int units = whole + half + quarter;
     static constexpr uint32_t code_pitch = MM_CUDA_DECODE_CODE_PITCH(QUARTERS);
     static constexpr uint32_t scale_pitch = MM_CUDA_DECODE_SCALE_PITCH(MX, QUARTERS);
-    static_assert(QUARTERS <= 8, "a lane holds sixteen tokens' activations of eight quarters, in 64 registers");
+    static_assert(QUARTERS <= 7, "a lane holds sixteen tokens' activations of seven quarters, in 56 registers");
 };
 
 /* ptxas computes a lane's addresses again in every item rather than keep them; what a shuffle returns it has to keep.

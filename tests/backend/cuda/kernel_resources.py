@@ -52,7 +52,7 @@ RULES = (
     (r"mm_(stage|dequantize)", 448, ()),
     (r"mm_(start|dense_widen|combine)", 256, ()),
 )
-EMPTY = {("sm_120f", f"mm_decode_l1_{form}") for form in ("nvfp4_14", "mxfp4_14", "nvfp4_8", "mxfp4_8")}  # no ring fits
+EMPTY = {("sm_120f", f"mm_decode_l1_{form}") for form in ("nvfp4_14", "mxfp4_14")}  # no ring fits: see decode.cu
 REGISTERS = 65536  # of a multiprocessor; a warp takes them in units of 256
 SHARED_BYTES = 1024  # static: the rest of a block's memory belongs to rings and tiles (layer.c: DECODE_STATIC_BYTES)
 
