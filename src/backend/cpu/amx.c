@@ -171,7 +171,7 @@ static inline __m512i decode_mxfp4(const uint8_t *codes, const products *table, 
  * 128 columns of NVFP4 to `values`, a step each. E2M1 becomes 256 times its value as FP16, E4M3 2^-8 times its value,
  * and their product has at most six significant bits: exact. Its five bits of exponent, moved to where BF16 has eight,
  * count 2^-112 times as much. NaN scales come out as 480: see row_unit. Products of a table (as above) take two loads
- * for 16 weights, which is what bound this on Xeons.
+ * for 16 weights, which is what seemed to bind this on a Xeon (by timing; no counters could be read).
  */
 static inline void decode_quad(const uint8_t *codes, const uint8_t *scales, __m512i values[4]) {
     const __m512i e2m1 = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0x58, 0x5C, 0x5E, 0x60, 0x62, 0x64, 0x66, -0x80, -0x28,
