@@ -10,32 +10,13 @@
  * routed: a router of random BF16 weights chooses, its choice is what the others are given too, and a last column
  * routed_us is the whole layer with it.
  */
-#include <dlfcn.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "backend/cuda/made_layer.h"
-#include "backend/cuda/state.h"
-#include "error.h"
+#include "cuda_graph.h"
 
 enum { ROUTINGS = 8, RUNS = 15, WARM = 3 };
-
-static CUresult (*begin_capture)(CUstream, CUstreamCaptureMode);
-static CUresult (*end_capture)(CUstream, CUgraph *);
-static CUresult (*instantiate)(CUgraphExec *, CUgraph, unsigned long long);
-static CUresult (*graph_launch)(CUgraphExec, CUstream);
-
-static void die(const char *what) {
-    fprintf(stderr, "%s: %s\n", what, megamoe_error_message());
-    exit(1);
-}
-
-static void check(CUresult r, const char *what) {
-    if (r != CUDA_SUCCESS) {
-        fprintf(stderr, "%s: CUresult %d\n", what, (int)r);
-        exit(1);
-    }
-}
 
 typedef struct work {
     mm_backend_state *state;
@@ -47,14 +28,6 @@ typedef struct work {
     CUdeviceptr own_scratch;
     double rows, hit;
 } work;
-
-static void *to_gpu(const work *w, const void *host, size_t bytes) {
-    CUdeviceptr p;
-    check(w->state->driver->memory_allocate(&p, bytes + 256), "memory");
-    if (host) check(w->state->driver->copy_to_device(p, host, bytes, w->state->stream), "copy");
-    check(w->state->driver->stream_wait(w->state->stream), "copy");
-    return (void *)(uintptr_t)p;
-}
 
 static FILE *open_draws(const work *w) {
     const char *folder = getenv("DRAWS");
@@ -117,15 +90,15 @@ static void prepare(work *w) {
         } while (rows == 0);
         w->batch[r] = (megamoe_batch){.struct_size = sizeof(megamoe_batch),
                                       .token_count = w->tokens,
-                                      .hidden = to_gpu(w, hidden, (size_t)w->tokens * shape->hidden * 2),
+                                      .hidden = to_gpu(w->state, hidden, (size_t)w->tokens * shape->hidden * 2),
                                       .hidden_dtype = MEGAMOE_BF16,
-                                      .output = to_gpu(w, NULL, (size_t)w->tokens * shape->hidden * 2),
-                                      .expert_ids = to_gpu(w, ids, pairs * 4),
-                                      .expert_weights = to_gpu(w, weights, pairs * 4)};
+                                      .output = to_gpu(w->state, NULL, (size_t)w->tokens * shape->hidden * 2),
+                                      .expert_ids = to_gpu(w->state, ids, pairs * 4),
+                                      .expert_weights = to_gpu(w->state, weights, pairs * 4)};
         if (r == 0)
             w->scratch[r] = w->own_scratch;
         else
-            w->scratch[r] = (CUdeviceptr)(uintptr_t)to_gpu(w, NULL, w->state->scratch.bytes);
+            w->scratch[r] = (CUdeviceptr)(uintptr_t)to_gpu(w->state, NULL, w->state->scratch.bytes);
         check(w->state->driver->fill(w->scratch[r], 0, w->state->scratch.bytes, w->state->stream), "fill");
         w->state->scratch_blocks->base = w->scratch[r];
         if (w->made->weights.router.weight) do {
@@ -171,10 +144,6 @@ static CUgraphExec capture(work *w, extent extent_of) {
     check(end_capture(w->state->stream, &graph), "capture");
     check(instantiate(&exec, graph, 0), "instantiate");
     return exec;
-}
-
-static int ascending(const void *a, const void *b) {
-    return (*(const float *)a > *(const float *)b) - (*(const float *)a < *(const float *)b);
 }
 
 /* Median and minimum of RUNS replays, microseconds per routing. */
@@ -302,24 +271,6 @@ static void serve(request *q) {
     if (w.tokens) finish(q, &w);
 }
 
-static void find_graphs(void) {
-    void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
-    *(void **)&begin_capture = dlsym(cuda, "cuStreamBeginCapture_v2");
-    *(void **)&end_capture = dlsym(cuda, "cuStreamEndCapture");
-    *(void **)&instantiate = dlsym(cuda, "cuGraphInstantiateWithFlags");
-    *(void **)&graph_launch = dlsym(cuda, "cuGraphLaunch");
-}
-
-/* Random bytes that the experts' matrices share; the upper half serves as scales too, all of them valid. */
-static void fill_pool(made_layer *made) {
-    uint64_t seed = 7;
-    made->pool_bytes = 64 << 20;
-    made->pool = malloc(made->pool_bytes);
-    for (size_t i = 0; i < made->pool_bytes; i++)
-        made->pool[i] =
-            (uint8_t)(i < made->pool_bytes / 2 ? made_random(&seed) >> 7 : 0x48 + made_random(&seed) % 0x37);
-}
-
 static void made_router(made_layer *made) {
     const size_t count = (size_t)made->weights.shape.hidden * made->weights.shape.expert_count;
     uint16_t *weight = malloc(count * sizeof *weight);
@@ -346,7 +297,7 @@ int main(int argc, char **argv) {
         return 77;
     }
     find_graphs();
-    fill_pool(&q.made);
+    made_pool_fill(&q.made, 0x48, 0x37);
     made_layer_open(&q.made, &q.form, 99);
     if (q.routed) made_router(&q.made);
     if (!strcmp(list, "-"))

@@ -3,23 +3,12 @@
  * pause. Random weights and states. cuda_router [backend] [shape] [tokens,tokens,...] [bf16|f32: the gate's
  * weights] CSV on stdout: backend,shape,weights,tokens,logits_us,choose_us,both_us,both_min
  */
-#include <dlfcn.h>
 #include <unistd.h>
 
 #include "backend/cuda/made_layer.h"
-#include "backend/cuda/state.h"
-#include "error.h"
+#include "cuda_graph.h"
 
 enum { CALLS = 8, RUNS = 15, WARM = 3 };
-
-static CUresult (*begin_capture)(CUstream, CUstreamCaptureMode);
-static CUresult (*end_capture)(CUstream, CUgraph *);
-static CUresult (*instantiate)(CUgraphExec *, CUgraph, unsigned long long);
-static CUresult (*graph_launch)(CUgraphExec, CUstream);
-
-static void check(CUresult r, const char *what) {
-    if (r != CUDA_SUCCESS) fprintf(stderr, "%s: CUresult %d\n", what, (int)r), exit(1);
-}
 
 /* Which of the launches are made: the driver's table is replaced by one that leaves out the others. */
 typedef enum launches { BOTH, LOGITS, CHOICE } launches;
@@ -37,18 +26,6 @@ typedef struct work {
     megamoe_batch batch[CALLS];
     CUdeviceptr ids, weights;
 } work;
-
-static void *to_gpu(const work *w, const void *host, size_t bytes) {
-    CUdeviceptr p;
-    check(w->state->driver->memory_allocate(&p, bytes + 256), "memory");
-    if (host) check(w->state->driver->copy_to_device(p, host, bytes, w->state->stream), "copy");
-    check(w->state->driver->stream_wait(w->state->stream), "copy");
-    return (void *)(uintptr_t)p;
-}
-
-static int ascending(const void *a, const void *b) {
-    return (*(const float *)a > *(const float *)b) - (*(const float *)a < *(const float *)b);
-}
 
 /* Median of RUNS replays of `calls` calls, microseconds per call. */
 static double measure(work *w, int calls, launches made, double *least) {
@@ -95,9 +72,10 @@ static void run_tokens(const mm_backend *backend, const made_layer *made, const 
     for (int r = 0; r < calls; r++)
         w.batch[r] = (megamoe_batch){.struct_size = sizeof w.batch[r],
                                      .token_count = tokens,
-                                     .hidden = to_gpu(&w, hidden, values * 2),
+                                     .hidden = to_gpu(w.state, hidden, values * 2),
                                      .hidden_dtype = MEGAMOE_BF16};
-    w.ids = (CUdeviceptr)to_gpu(&w, NULL, tokens * 64ull), w.weights = (CUdeviceptr)to_gpu(&w, NULL, tokens * 64ull);
+    w.ids = (CUdeviceptr)to_gpu(w.state, NULL, tokens * 64ull),
+    w.weights = (CUdeviceptr)to_gpu(w.state, NULL, tokens * 64ull);
     double least, none;
     choice = w.state->kernels.function[MM_ROUTE_CHOOSE];
     const double both = measure(&w, calls, BOTH, &least), logits = measure(&w, calls, LOGITS, &none),
@@ -111,14 +89,6 @@ static void run_tokens(const mm_backend *backend, const made_layer *made, const 
     mm_cuda_leave(w.state);
     backend->close(w.state);
     free(hidden);
-}
-
-static void find_graphs(void) {
-    void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
-    *(void **)&begin_capture = dlsym(cuda, "cuStreamBeginCapture_v2");
-    *(void **)&end_capture = dlsym(cuda, "cuStreamEndCapture");
-    *(void **)&instantiate = dlsym(cuda, "cuGraphInstantiateWithFlags");
-    *(void **)&graph_launch = dlsym(cuda, "cuGraphLaunch");
 }
 
 int main(int argc, char **argv) {

@@ -6,30 +6,12 @@
  * CSV on stdout:
  * backend,shape,format,tokens,shared_us,shared_min,gb_s,fraction_of_copy,tflop_s,layer_us,layer_without_us
  */
-#include <dlfcn.h>
 #include <unistd.h>
 
 #include "backend/cuda/made_layer.h"
-#include "backend/cuda/state.h"
-#include "error.h"
+#include "cuda_graph.h"
 
 enum { LAYERS = 4, ROUNDS = 4, RUNS = 15, WARM = 3 };
-
-static CUresult (*begin_capture)(CUstream, CUstreamCaptureMode);
-static CUresult (*end_capture)(CUstream, CUgraph *);
-static CUresult (*instantiate)(CUgraphExec *, CUgraph, unsigned long long);
-static CUresult (*graph_launch)(CUgraphExec, CUstream);
-
-static void die(const char *what) {
-    fprintf(stderr, "%s: %s\n", what, megamoe_error_message());
-    exit(1);
-}
-
-static void check(CUresult r, const char *what) {
-    if (r == CUDA_SUCCESS) return;
-    fprintf(stderr, "%s: CUresult %d\n", what, (int)r);
-    exit(1);
-}
 
 typedef struct work {
     mm_backend_state *state;
@@ -42,14 +24,6 @@ typedef struct work {
     megamoe_batch batch;
 } work;
 
-static void *to_gpu(const work *w, const void *host, size_t bytes) {
-    CUdeviceptr p;
-    check(w->state->driver->memory_allocate(&p, bytes + 256), "memory");
-    check(w->state->driver->copy_to_device(p, host, bytes, w->state->stream), "copy");
-    check(w->state->driver->stream_wait(w->state->stream), "copy");
-    return (void *)(uintptr_t)p;
-}
-
 static void prepare(work *w, uint32_t tokens) {
     const size_t values = (size_t)tokens * w->form.hidden, pairs = (size_t)tokens * w->form.slots;
     uint16_t *hidden = malloc(values * 2);
@@ -59,11 +33,11 @@ static void prepare(work *w, uint32_t tokens) {
     for (size_t i = 0; i < values; i++) hidden[i] = mm_bf16_from_f32(made_uniform(&w->made.seed) * 2.0f - 1.0f);
     w->batch = (megamoe_batch){.struct_size = sizeof(megamoe_batch),
                                .token_count = tokens,
-                               .hidden = to_gpu(w, hidden, values * 2),
+                               .hidden = to_gpu(w->state, hidden, values * 2),
                                .hidden_dtype = MEGAMOE_BF16,
-                               .output = to_gpu(w, hidden, values * 2),
-                               .expert_ids = to_gpu(w, ids, pairs * 4),
-                               .expert_weights = to_gpu(w, weights, pairs * 4)};
+                               .output = to_gpu(w->state, hidden, values * 2),
+                               .expert_ids = to_gpu(w->state, ids, pairs * 4),
+                               .expert_weights = to_gpu(w->state, weights, pairs * 4)};
     free(hidden), free(ids), free(weights);
 }
 
@@ -85,10 +59,6 @@ static CUgraphExec capture(work *w, mm_backend_layer *layer) {
     check(end_capture(w->state->stream, &graph), "capture");
     check(instantiate(&exec, graph, 0), "instantiate");
     return exec;
-}
-
-static int ascending(const void *a, const void *b) {
-    return (*(const float *)a > *(const float *)b) - (*(const float *)a < *(const float *)b);
 }
 
 /* Median and minimum of RUNS replays, microseconds per layer. */
@@ -121,24 +91,6 @@ static void open_work(work *w, const mm_backend *backend, uint32_t max_tokens, b
     if (layer && backend->layer_create(w->state, &w->made.weights, false, NULL, &w->with) != MEGAMOE_OK) die("layer");
     if (layer && backend->layer_create(w->state, &w->routed, false, NULL, &w->without) != MEGAMOE_OK) die("layer");
     if (mm_cuda_enter(w->state) != MEGAMOE_OK) die("enter");
-}
-
-static void find_graphs(void) {
-    void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
-    *(void **)&begin_capture = dlsym(cuda, "cuStreamBeginCapture_v2");
-    *(void **)&end_capture = dlsym(cuda, "cuStreamEndCapture");
-    *(void **)&instantiate = dlsym(cuda, "cuGraphInstantiateWithFlags");
-    *(void **)&graph_launch = dlsym(cuda, "cuGraphLaunch");
-}
-
-/* Random bytes that all matrices share; the upper half serves as scales too, all of them valid. */
-static void fill_pool(made_layer *made) {
-    uint64_t seed = 7;
-    made->pool_bytes = 64 << 20;
-    made->pool = malloc(made->pool_bytes);
-    for (size_t i = 0; i < made->pool_bytes; i++)
-        made->pool[i] =
-            (uint8_t)(i < made->pool_bytes / 2 ? made_random(&seed) >> 7 : 0x48 + made_random(&seed) % 0x37);
 }
 
 static void run_tokens(work *w, const char *names, uint32_t tokens, double copy_gb_s, double weight_bytes) {
@@ -178,7 +130,7 @@ int main(int argc, char **argv) {
         if (tokens[count++] > most) most = tokens[count - 1];
     }
     find_graphs();
-    fill_pool(&w.made);
+    made_pool_fill(&w.made, 0x48, 0x37);
     made_layer_open(&w.made, &w.form, 99);
     open_work(&w, backend, most, argc > 5 && !strcmp(argv[5], "layer"));
     mm_cuda_leave(w.state);

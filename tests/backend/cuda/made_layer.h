@@ -37,6 +37,15 @@ static inline float made_normal(uint64_t *seed) {
     return sum;
 }
 
+/* Bytes that the matrices of a large layer share; the upper half serves as scales too, `span` of them from `low` on. */
+static inline void made_pool_fill(made_layer *l, unsigned low, unsigned span) {
+    uint64_t seed = 7;
+    l->pool_bytes = 64 << 20;
+    l->pool = malloc(l->pool_bytes);
+    for (size_t i = 0; i < l->pool_bytes; i++)
+        l->pool[i] = (uint8_t)(i < l->pool_bytes / 2 ? made_random(&seed) >> 7 : low + made_random(&seed) % span);
+}
+
 static inline uint8_t made_scale(made_layer *l, mm_format format) {
     return (uint8_t)(format == MM_MXFP4 ? 115 + made_random(&l->seed) % 8 : 0x30 + made_random(&l->seed) % 0x28);
 }

@@ -11,16 +11,6 @@ enum { SKIPPED = 77, RUNS = 12 };
 
 static int failures;
 
-/* Random bytes that the experts' matrices share; the upper half serves as scales too. */
-static void fill_pool(made_layer *made) {
-    uint64_t seed = 7;
-    made->pool_bytes = 64 << 20;
-    made->pool = malloc(made->pool_bytes);
-    for (size_t i = 0; i < made->pool_bytes; i++)
-        made->pool[i] =
-            (uint8_t)(i < made->pool_bytes / 2 ? made_random(&seed) >> 7 : 0x30 + made_random(&seed) % 0x28);
-}
-
 static void *to_gpu(mm_backend_state *state, const void *host, size_t bytes) {
     CUdeviceptr p = 0;
     state->driver->memory_allocate(&p, bytes);
@@ -79,7 +69,7 @@ int main(int argc, char **argv) {
         printf("skipped %s: %s\n", backend->name, megamoe_error_message());
         return SKIPPED;
     }
-    fill_pool(&made);
+    made_pool_fill(&made, 0x30, 0x28);
     made_layer_open(&made, &form, 99);
     mm_backend_state *state;
     mm_backend_layer *layer;
