@@ -106,7 +106,6 @@ SM100_DEVICE void check_loads_and_stores(uint32_t a, void *g) {
 SM100_DEVICE void check_copies(uint32_t a, void *g, const struct sm100_tensor_map *map) {
     const uint64_t policy = ptx::cache_evict_first + ptx::cache_evict_last + ptx::cache_evict_normal;
     ptx::cp_async_bulk_shared_cluster_global(a, g, 16, a);
-    ptx::cp_async_bulk_shared_cluster_global_cache_hint(a, g, 16, a, ptx::createpolicy_evict_first());
     ptx::cp_async_bulk_shared_cluster_global_multicast(a, g, 16, a, 3);
     ptx::cp_async_bulk_shared_cluster_shared_cta(a, a, 16, a);
     ptx::st_async_shared_cluster_v4_u32(a, ptx::ld_shared_v4_u32(a), a);

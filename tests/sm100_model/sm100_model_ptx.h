@@ -166,10 +166,6 @@ uint32_t atom_relaxed_gpu_exch_b32(void *a, uint32_t b);
 uint32_t atom_acq_rel_gpu_cas_b32(void *a, uint32_t b, uint32_t c);
 
 void cp_async_bulk_shared_cluster_global(uint32_t dstMem, const void *srcMem, uint32_t size, uint32_t mbar);
-inline void cp_async_bulk_shared_cluster_global_cache_hint(uint32_t dstMem, const void *srcMem, uint32_t size,
-                                                           uint32_t mbar, uint64_t) {
-    cp_async_bulk_shared_cluster_global(dstMem, srcMem, size, mbar);
-}
 void cp_async_bulk_shared_cluster_global_multicast(uint32_t dstMem, const void *srcMem, uint32_t size, uint32_t mbar,
                                                    uint16_t ctaMask);
 void cp_async_bulk_shared_cluster_shared_cta(uint32_t dstMem, uint32_t srcMem, uint32_t size, uint32_t mbar);
@@ -200,9 +196,6 @@ SM100_MODEL_TENSOR_LOAD(_cta_group_2)
 inline void cp_async_bulk_tensor_2d_no_hint(uint32_t dstMem, const void *tensorMap, int32_t c0, int32_t c1,
                                             uint32_t mbar) {
     cp_async_bulk_tensor_2d(dstMem, tensorMap, c0, c1, mbar, cache_evict_normal);
-}
-inline uint64_t createpolicy_evict_first(void) {
-    return cache_evict_first;
 }
 void cp_async_bulk_tensor_2d_gather4(uint32_t dstMem, const void *tensorMap, int32_t x, int32_t y0, int32_t y1,
                                      int32_t y2, int32_t y3, uint32_t mbar);

@@ -226,10 +226,13 @@ static megamoe_status time_on_host(measurement *m, uint32_t tokens, result *r) {
     return status;
 }
 
-/* A backend without a clock of its own is timed by the host's; --runs asks for that too. */
+/* A GPU by its own clock if the backend reads it; --runs asks for the host's. */
 static megamoe_status time_batch(measurement *m, uint32_t tokens, result *r) {
-    megamoe_status status = m->options->runs ? MEGAMOE_UNSUPPORTED_DEVICE : time_on_gpu(m, tokens, r);
-    return status == MEGAMOE_UNSUPPORTED_DEVICE ? time_on_host(m, tokens, r) : status;
+    if (!m->options->runs && megamoe_device_threads(m->session.device) == 0) {
+        megamoe_status status = time_on_gpu(m, tokens, r);
+        if (status != MEGAMOE_UNSUPPORTED_DEVICE) return status;
+    }
+    return time_on_host(m, tokens, r);
 }
 
 /* ---- setting up ---- */

@@ -460,13 +460,6 @@ PTX_FN void cp_async_bulk_shared_cluster_global(uint32_t dstMem, const void *src
         "l"(srcMem), "r"(size), "r"(mbar)
         : "memory");
 }
-PTX_FN void cp_async_bulk_shared_cluster_global_cache_hint(uint32_t dstMem, const void *srcMem, uint32_t size,
-                                                           uint32_t mbar, uint64_t cache_policy) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1], %2, [%3], %4;" ::"r"(dstMem),
-                 "l"(srcMem), "r"(size), "r"(mbar), "l"(cache_policy)
-                 : "memory");
-}
 // To the same offset, with a signal to the same offset, in each CTA of ctaMask.
 PTX_FN void cp_async_bulk_shared_cluster_global_multicast(uint32_t dstMem, const void *srcMem, uint32_t size,
                                                           uint32_t mbar, uint16_t ctaMask) {
@@ -555,12 +548,6 @@ PTX_FN void cp_async_bulk_tensor_2d_no_hint(uint32_t dstMem, const void *tensorM
                  : "memory");
 }
 
-// 9.7.9.16 createpolicy.
-PTX_FN uint64_t createpolicy_evict_first(void) {
-    uint64_t cache_policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(cache_policy));
-    return cache_policy;
-}
 // Cache policies as createpolicy encodes them (the constants that CUTLASS uses).
 constexpr uint64_t cache_evict_normal = 0x1000000000000000ull;
 constexpr uint64_t cache_evict_first = 0x12F0000000000000ull;

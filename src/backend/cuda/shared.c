@@ -9,8 +9,6 @@
  */
 #include "backend/cuda/state.h"
 
-#include <string.h>
-
 #include "error.h"
 
 enum {
@@ -352,6 +350,11 @@ static bool forks(const mm_backend_layer *layer, uint32_t token_count) {
     return uses_dense(layer, token_count) && layer->state->sm_count == (uint32_t)layer->state->gpu.sm_count;
 }
 
+static megamoe_status run_all(shared_run *r) {
+    if (uses_dense(r->layer, r->batch->token_count)) return run_dense(r);
+    return uses_native(r->layer, r->batch) ? run_native(r) : run_tiles(r);
+}
+
 static megamoe_status branch(mm_backend_layer *layer, const megamoe_batch *batch, CUstream stream) {
     const mm_backend_state *state = layer->state;
     const mm_driver *driver = state->driver;
@@ -382,13 +385,12 @@ megamoe_status mm_cuda_shared_end(mm_backend_layer *layer, const megamoe_batch *
     }
     if (uses_dense(layer, batch->token_count)) return MEGAMOE_OK;
     shared_run r = shared_run_of(layer, batch, stream, started);
-    return uses_native(layer, batch) ? run_native(&r) : run_tiles(&r);
+    return run_all(&r);
 }
 
 megamoe_status mm_cuda_run_shared(mm_backend_layer *layer, const megamoe_batch *batch, CUstream stream,
                                   bool first_launch) {
     bool started = !first_launch;
     shared_run r = shared_run_of(layer, batch, stream, &started);
-    if (uses_dense(layer, batch->token_count)) return run_dense(&r);
-    return uses_native(layer, batch) ? run_native(&r) : run_tiles(&r);
+    return run_all(&r);
 }

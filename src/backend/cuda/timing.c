@@ -4,7 +4,6 @@
  * unbroken work, when its power limit has lowered the clock. Batches alternate, so that weights come from memory.
  */
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "backend/cuda/state.h"
