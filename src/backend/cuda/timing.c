@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "backend/cuda/state.h"
+#include "backend/cuda/visit.h"
 #include "error.h"
 
 enum { BATCHES_MAX = 16, RUNS = 15, WARM_RUNS = 3, PAUSE_MS = 700, LOAD_MS = 300, LOAD_RUNS = 10000 };
@@ -16,34 +16,26 @@ typedef struct timing {
     megamoe_batch batches[BATCHES_MAX]; /* in device memory, each with scratch of its own that keeps its plan */
     CUdeviceptr scratch[BATCHES_MAX];
     uint32_t count;
-    mm_block *blocks;
+    mm_visit visit; /* of the callers' batches; its memory holds what they need besides */
     CUevent begin, end;
 } timing;
-
-static megamoe_status bring(timing *t, const void *host, size_t bytes, const void **device) {
-    mm_backend_state *state = t->layer->state;
-    void *base;
-    MM_TRY(mm_block_create(state, bytes, "a batch to time", &t->blocks, &base));
-    *device = base;
-    if (!host) return MEGAMOE_OK;
-    return mm_driver_status(state->driver,
-                            state->driver->copy_to_device((CUdeviceptr)(uintptr_t)base, host, bytes, state->stream),
-                            "copying a batch to the GPU");
-}
 
 static megamoe_status bring_batch(timing *t, const megamoe_batch *host, uint32_t i) {
     const megamoe_shape *shape = &t->layer->weights->shape;
     const size_t values = (size_t)host->token_count * shape->hidden,
                  pairs = (size_t)host->token_count * shape->experts_per_token;
+    mm_backend_state *state = t->layer->state;
     megamoe_batch *batch = &t->batches[i];
-    const void *ids, *weights, *output, *scratch;
+    const void *ids, *weights;
+    void *scratch;
     *batch = *host;
-    MM_TRY(bring(t, host->hidden, values * (host->hidden_dtype == MEGAMOE_F32 ? 4 : 2), &batch->hidden));
-    MM_TRY(bring(t, host->expert_ids, pairs * 4, &ids));
-    MM_TRY(bring(t, host->expert_weights, pairs * 4, &weights));
-    MM_TRY(bring(t, NULL, values * 2, &output));
-    MM_TRY(bring(t, NULL, t->layer->state->scratch.bytes, &scratch));
-    batch->expert_ids = ids, batch->expert_weights = weights, batch->output = (void *)(uintptr_t)output;
+    MM_TRY(
+        mm_visit_read(&t->visit, host->hidden, values * (host->hidden_dtype == MEGAMOE_F32 ? 4 : 2), &batch->hidden));
+    MM_TRY(mm_visit_read(&t->visit, host->expert_ids, pairs * 4, &ids));
+    MM_TRY(mm_visit_read(&t->visit, host->expert_weights, pairs * 4, &weights));
+    MM_TRY(mm_block_create(state, values * 2, "a batch to time", &t->visit.blocks, &batch->output));
+    MM_TRY(mm_block_create(state, state->scratch.bytes, "a batch to time", &t->visit.blocks, &scratch));
+    batch->expert_ids = ids, batch->expert_weights = weights;
     t->scratch[i] = (CUdeviceptr)(uintptr_t)scratch;
     return MEGAMOE_OK;
 }
@@ -115,15 +107,13 @@ static megamoe_status time_entered(timing *t, const megamoe_batch *batches, mega
 megamoe_status mm_cuda_time(mm_backend_layer *layer, const megamoe_batch *batches, uint32_t count,
                             megamoe_times *times) {
     mm_backend_state *state = layer->state;
-    timing t = {.layer = layer, .count = count};
+    timing t = {.layer = layer, .count = count, .visit = {.state = state, .stream = state->stream}};
     if (count > BATCHES_MAX)
         return mm_fail(MEGAMOE_INVALID_ARGUMENT, "%u batches to time; at most %d", count, BATCHES_MAX);
     MM_TRY(mm_cuda_enter(state));
-    megamoe_status status = time_entered(&t, batches, times);
-    state->driver->stream_wait(state->stream); /* memory may still be in use after a failure */
+    megamoe_status status = mm_visit_end(&t.visit, time_entered(&t, batches, times));
     if (t.begin) state->driver->event_destroy(t.begin);
     if (t.end) state->driver->event_destroy(t.end);
-    mm_blocks_free(state, &t.blocks);
     mm_cuda_leave(state);
     return status;
 }
